@@ -1,0 +1,87 @@
+"""Subetha: Python functions in other processes of one machine, through memory-mapped files.
+
+Every public name can be imported from here; what a name needs (numpy, the compiled core) is loaded at its first use.
+"""
+
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+try:
+    __version__ = version("subetha-scheduler")
+except PackageNotFoundError:  # imported from a source tree that is not installed
+    __version__ = "0+unknown"
+
+if TYPE_CHECKING:
+    from subetha._core import Claim as Claim
+    from subetha._core import HeartbeatTable as HeartbeatTable
+    from subetha._core import JobClaim as JobClaim
+    from subetha._core import Pass as Pass
+    from subetha._core import SharedRing as SharedRing
+    from subetha._core import SubmittedResult as SubmittedResult
+    from subetha.errors import ArenaFull as ArenaFull
+    from subetha.errors import ArgsTooLarge as ArgsTooLarge
+    from subetha.errors import Empty as Empty
+    from subetha.errors import ExecutionError as ExecutionError
+    from subetha.errors import Full as Full
+    from subetha.errors import HeartbeatError as HeartbeatError
+    from subetha.errors import LayoutMismatch as LayoutMismatch
+    from subetha.errors import PassError as PassError
+    from subetha.errors import PayloadTooLarge as PayloadTooLarge
+    from subetha.errors import ResultTooLarge as ResultTooLarge
+    from subetha.errors import SchedError as SchedError
+    from subetha.errors import SubethaError as SubethaError
+    from subetha.errors import TableFull as TableFull
+    from subetha.errors import TransportError as TransportError
+    from subetha.errors import UnknownClosureId as UnknownClosureId
+    from subetha.errors import UnsupportedTransportFamily as UnsupportedTransportFamily
+    from subetha.jobqueue import JobQueue as JobQueue
+    from subetha.jobqueue import QueueStats as QueueStats
+    from subetha.layout import HeartbeatSnapshot as HeartbeatSnapshot
+    from subetha.layout import Role as Role
+    from subetha.pass_registry import PassRegistry as PassRegistry
+    from subetha.pass_registry import PassResult as PassResult
+    from subetha.pass_registry import execute as execute
+    from subetha.pass_registry import is_registered as is_registered
+    from subetha.pass_registry import register as register
+    from subetha.pass_registry import registered_count as registered_count
+    from subetha.pass_registry import unregister as unregister
+    from subetha.scheduler import BackgroundScheduler as BackgroundScheduler
+    from subetha.scheduler import ResultCollector as ResultCollector
+    from subetha.scheduler import Submitter as Submitter
+    from subetha.scheduler import WorkerLoop as WorkerLoop
+    from subetha.transport import MessageTransport as MessageTransport
+    from subetha.wire import MAX_ARG_LEN as MAX_ARG_LEN
+    from subetha.wire import MAX_RESULT_LEN as MAX_RESULT_LEN
+    from subetha.wire import PAYLOAD_BYTES as PAYLOAD_BYTES
+    from subetha.worker import WorkerPool as WorkerPool
+
+_MODULE_OF = {
+    name: module
+    for module, names in {
+        "_core": "Claim HeartbeatTable JobClaim Pass SharedRing SubmittedResult",
+        "errors": "ArenaFull ArgsTooLarge Empty ExecutionError Full HeartbeatError LayoutMismatch PassError PayloadTooLarge "
+        "ResultTooLarge SchedError SubethaError TableFull TransportError UnknownClosureId UnsupportedTransportFamily",
+        "jobqueue": "JobQueue QueueStats",
+        "layout": "HeartbeatSnapshot Role",
+        "pass_registry": "PassRegistry PassResult execute is_registered register registered_count unregister",
+        "scheduler": "BackgroundScheduler ResultCollector Submitter WorkerLoop",
+        "transport": "MessageTransport",
+        "wire": "MAX_ARG_LEN MAX_RESULT_LEN PAYLOAD_BYTES",
+        "worker": "WorkerPool",
+    }.items()
+    for name in names.split()
+}
+
+__all__ = ["__version__", *sorted(_MODULE_OF)]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'subetha' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"subetha.{_MODULE_OF[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_MODULE_OF])

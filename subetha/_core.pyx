@@ -1,0 +1,126 @@
+"""The compiled core: shared structures in mapped files, and the messages that travel through them.
+
+Here stand the Python objects: arguments, buffers, codes into exceptions. The algorithms are the nogil functions of the
+`.pxd` files. The files themselves are made and checked by `files.py`, after the layouts of `layout.py`.
+"""
+
+cimport cython
+from cpython.buffer cimport (
+    PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer,
+)
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.exc cimport PyErr_CheckSignals
+from libc.math cimport isnan
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy
+
+from subetha._atomics cimport *
+from subetha._blocks cimport *
+from subetha._cells cimport *
+from subetha._heartbeat cimport *
+from subetha._layout cimport *
+from subetha._process cimport *
+from subetha._queue cimport *
+from subetha._rescue cimport *
+from subetha._ring cimport *
+from subetha._sharedring cimport *
+
+import os
+import zlib
+
+import numpy as np
+
+from subetha import errors, files, layout
+
+cdef object Kind = layout.Kind
+cdef object Role = layout.Role
+cdef uint64_t LINES = layout.LINES_OFFSET
+
+include "_wire.pxi"
+include "_mapped.pxi"
+include "_sharedring.pxi"
+include "_table.pxi"
+include "_queue.pxi"
+
+
+cdef int check_layout() except -1:
+    """The structs compiled here are the dtypes of layout.py, or nothing is mapped at all."""
+    cdef RingCell ring
+    cdef JobCell job
+    cdef RingLines lines
+    cdef PoolLines pool
+    cdef Participant participant
+    cdef ArenaLines arena
+    compiled = {
+        "RING_CELL": (sizeof(RingCell), {
+            "word": <size_t> &ring.word - <size_t> &ring,
+            "length": <size_t> &ring.length - <size_t> &ring,
+            "reserved": <size_t> &ring.reserved - <size_t> &ring,
+        }),
+        "JOB_CELL": (sizeof(JobCell), {
+            "word": <size_t> &job.word - <size_t> &job,
+            "job_id": <size_t> &job.job_id - <size_t> &job,
+            "job_length": <size_t> &job.job_length - <size_t> &job,
+            "result_length": <size_t> &job.result_length - <size_t> &job,
+            "job_block": <size_t> &job.job_block - <size_t> &job,
+            "result_block": <size_t> &job.result_block - <size_t> &job,
+            "attempts": <size_t> &job.attempts - <size_t> &job,
+            "max_attempts": <size_t> &job.max_attempts - <size_t> &job,
+            "priority": <size_t> &job.priority - <size_t> &job,
+            "flags": <size_t> &job.flags - <size_t> &job,
+            "reserved": <size_t> &job.reserved - <size_t> &job,
+            "timeout_ns": <size_t> &job.timeout_ns - <size_t> &job,
+            "submitted_ns": <size_t> &job.submitted_ns - <size_t> &job,
+            "started_ns": <size_t> &job.started_ns - <size_t> &job,
+            "due_ns": <size_t> &job.due_ns - <size_t> &job,
+            "deadline_ns": <size_t> &job.deadline_ns - <size_t> &job,
+            "progress": <size_t> &job.progress - <size_t> &job,
+            "cancel": <size_t> &job.cancel - <size_t> &job,
+            "job_crc32": <size_t> &job.job_crc32 - <size_t> &job,
+            "result_crc32": <size_t> &job.result_crc32 - <size_t> &job,
+            "reserved2": <size_t> &job.reserved2 - <size_t> &job,
+            "reserved3": <size_t> &job.reserved3 - <size_t> &job,
+        }),
+        "RING_LINES": (sizeof(RingLines), {
+            "tail": <size_t> &lines.tail - <size_t> &lines,
+            "head": <size_t> &lines.head - <size_t> &lines,
+            "items": <size_t> &lines.items - <size_t> &lines,
+            "space": <size_t> &lines.space - <size_t> &lines,
+        }),
+        "POOL_LINES": (sizeof(PoolLines), {
+            "items": <size_t> &pool.items - <size_t> &pool,
+            "space": <size_t> &pool.space - <size_t> &pool,
+        }),
+        "PARTICIPANT": (sizeof(Participant), {
+            "status": <size_t> &participant.status - <size_t> &participant,
+            "last_seen_epoch": <size_t> &participant.last_seen_epoch - <size_t> &participant,
+            "in_flight_bitmap": <size_t> &participant.in_flight_bitmap - <size_t> &participant,
+            "completed": <size_t> &participant.completed - <size_t> &participant,
+            "boot_hash": <size_t> &participant.boot_hash - <size_t> &participant,
+            "started_ns": <size_t> &participant.started_ns - <size_t> &participant,
+            "runs": <size_t> &participant.runs - <size_t> &participant,
+            "pid": <size_t> &participant.pid - <size_t> &participant,
+            "role": <size_t> &participant.role - <size_t> &participant,
+        }),
+        "ARENA_LINES": (sizeof(ArenaLines), {
+            "backed_bytes": <size_t> &arena.backed_bytes - <size_t> &arena,
+            "high": <size_t> &arena.high - <size_t> &arena,
+        }),
+    }
+    for name, (size, offsets) in compiled.items():
+        kind = getattr(layout, name)
+        declared = {field: kind.fields[field][1] for field in kind.names}
+        if kind.itemsize != size or declared != offsets:
+            raise errors.LayoutMismatch(
+                f"{name}: the compiled core has {size} bytes {offsets}, layout.py has {kind.itemsize} bytes {declared}; "
+                "build the extension again"
+            )
+    if (SLOT_USED, QUARANTINED, LINKED, LEVELS, MAX_CLASSES) != (
+        layout.SlotState.USED, layout.CellState.QUARANTINED, layout.BlockState.LINKED, layout.PRIORITIES, layout.SIZE_CLASSES
+    ):
+        raise errors.LayoutMismatch("states or limits of the compiled core and of layout.py differ; build the extension again")
+    return 0
+
+
+check_layout()

@@ -1,0 +1,334 @@
+# A mapped file and its handle's life; numbers of participants; codes into exceptions.
+
+
+cdef object raise_code(Code code, str path, str detail):
+    """The one place where codes of the core become exceptions."""
+    if code == FULL or code == NO_PLACE or code == QUOTA:
+        raise errors.Full(f"{path}: {detail}")
+    if code == EMPTY:
+        raise errors.Empty(f"{path}: {detail}")
+    if code == CLOSED:
+        raise ValueError(f"{path}: this handle was closed")
+    if code == NO_BLOCK or code == NO_DISK:
+        raise errors.ArenaFull(f"{path}: {detail}")
+    if code == LOST:
+        raise errors.TransportError(f"{path}: this claim was taken away (its job runs elsewhere); drop the result")
+    raise errors.TransportError(f"{path}: {detail}")
+
+
+cdef int64_t deadline_of(object timeout) except -2:
+    """Nanoseconds on the monotonic clock; -1 without a timeout."""
+    cdef double seconds
+    if timeout is None:
+        return -1
+    seconds = timeout
+    if isnan(seconds) or seconds < 0:
+        raise ValueError(f"timeout: expected None or seconds >= 0, found {timeout}")
+    if seconds > 1e9:
+        return -1
+    return monotonic_ns() + <int64_t> (seconds * 1e9)
+
+
+cdef uint64_t boot_hash() except? 0:
+    with open("/proc/sys/kernel/random/boot_id", "rb") as file:
+        return int.from_bytes(bytes.fromhex(file.read(36).decode().replace("-", ""))[:8], "little")
+
+
+cdef class Mapped:
+    """A mapped file: base of every shared structure. Not made directly.
+
+    A handle may be used by several threads. `close` may be called in the middle of their calls: these end with
+    ValueError, and the last one to leave gives up what the handle holds. The mapping lives until its last view dies.
+    """
+
+    cdef object map
+    cdef const uint8_t[::1] bytes
+    cdef uint8_t *base
+    cdef int fd
+    cdef str file_path
+    cdef object file_header
+    cdef bint is_readonly
+    cdef int64_t is_closed
+    cdef int64_t is_finished
+    cdef int64_t users
+
+    def __cinit__(self):
+        self.fd = -1
+        private_set(&self.is_finished, 1)
+
+    cdef int map_file(self, object path, object kind, bint readonly) except -1:
+        self.file_path = os.fsdecode(path)
+        self.map, self.file_header, self.fd = files.open_mapped(path, kind, readonly)
+        self.bytes = self.map
+        self.base = <uint8_t *> &self.bytes[0]
+        self.is_readonly = readonly
+        private_set(&self.is_finished, 0)
+        return 0
+
+    cdef int refuse_readonly(self) except -1:
+        if self.is_readonly:
+            raise errors.TransportError(f"{self.file_path}: opened read-only; open it without readonly=True to change it")
+        return 0
+
+    cdef inline int enter(self) except -1:
+        private_add(&self.users, 1)
+        if private_get(&self.is_closed):
+            self.leave()
+            raise ValueError(f"{self.file_path}: this handle is closed")
+        return 0
+
+    cdef inline int leave(self) except -1:
+        if private_add(&self.users, -1) == 0 and private_get(&self.is_closed):
+            self.finish()
+        return 0
+
+    cdef int finish(self) except -1:
+        if private_get(&self.is_finished):
+            return 0
+        private_set(&self.is_finished, 1)
+        try:
+            self.give_up()
+        finally:
+            self.bytes = None
+            self.map = None
+            if self.fd >= 0:
+                os.close(self.fd)
+                self.fd = -1
+        return 0
+
+    cdef int give_up(self) except -1:
+        """What the last user does before the mapping goes: claims back, numbers free."""
+        return 0
+
+    cdef int wake_all(self) except -1:
+        """Wake this handle's waiters, after it was marked closed."""
+        return 0
+
+    @property
+    def path(self):
+        """The file's path, as it was given."""
+        return self.file_path
+
+    @property
+    def closed(self):
+        """True once `close` was called."""
+        return bool(private_get(&self.is_closed))
+
+    def close(self):
+        """Close the handle: wakes its waiters, puts its claims back uncharged, gives up its number. Idempotent."""
+        if private_get(&self.is_closed):
+            return
+        private_add(&self.users, 1)
+        private_set(&self.is_closed, 1)
+        try:
+            if not private_get(&self.is_finished):
+                self.wake_all()
+        finally:
+            self.leave()
+
+    def __enter__(self):
+        if private_get(&self.is_closed):
+            raise ValueError(f"{self.file_path}: this handle is closed")
+        return self
+
+    def __exit__(self, *exception):
+        self.close()
+
+    def __del__(self):
+        self.close()
+
+    def __repr__(self):
+        state = "closed" if private_get(&self.is_closed) else "read-only" if self.is_readonly else "open"
+        return f"<{type(self).__name__} {self.file_path!r} {state}>"
+
+
+@cython.final
+cdef class Number:
+    """One participant's number: its locked byte, its record, its place in the timer."""
+
+    cdef registration kept
+    cdef Participant *record
+    cdef uint64_t status
+    cdef uint32_t slot
+
+    def __cinit__(self):
+        self.kept.lock_fd = -1
+
+    def __dealloc__(self):
+        registration_end(&self.kept)
+
+    cdef bint is_mine(self) noexcept:
+        """Was it made by this process (and not by the one that forked it), and is its lock still there?"""
+        return not private_get(&self.kept.inherited) and not private_get(&self.kept.lost)
+
+    cdef void give_up(self) noexcept:
+        if not private_get(&self.kept.inherited):
+            record_leave(self.record, self.status)
+        registration_end(&self.kept)
+
+
+cdef Number take_number(
+    Records *records, int fd, int64_t lock_base, uint32_t pid, uint32_t role, const uint64_t *epoch, bint auto_beat, str path
+):
+    """Lock a free slot's byte, then write its record.
+
+    Raises TableFull, or OSError where the kernel gives no lock or descriptor.
+    """
+    cdef Number number = Number()
+    cdef uint64_t boot = boot_hash()
+    cdef uint64_t slot
+    cdef int why
+    for slot in range(records.count):
+        if status_state(load_acquire_u64(&records.first[slot].status)) != SLOT_FREE:
+            continue
+        why = registration_lock(&number.kept, fd, lock_base + <int64_t> slot)
+        if why == EAGAIN:
+            continue
+        if why != 0:
+            raise OSError(why, f"{os.strerror(why)}: no lock for a participant of {path}")
+        number.record = &records.first[slot]
+        number.slot = <uint32_t> slot
+        if record_join(
+            number.record, pid, role, load_acquire_u64(epoch), boot, <uint64_t> realtime_ns(), &number.status
+        ) != OK:
+            registration_end(&number.kept)
+            continue
+        why = registration_watch(
+            &number.kept, &number.record.status, number.status, &number.record.last_seen_epoch, epoch, auto_beat
+        )
+        if why != 0:
+            number.give_up()
+            raise OSError(why, f"{os.strerror(why)}: no timer thread for a participant of {path}")
+        return number
+    raise errors.TableFull(
+        f"{path}: all {records.count} slots are taken; close a handle, or create it with room for more participants"
+    )
+
+
+cdef int check_bytes(str name, object value, int least, int most) except -1:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}: expected an int from {least} to {most}, found {type(value).__name__}")
+    if not least <= value <= most:
+        raise ValueError(f"{name}: expected {least} to {most}, found {value}")
+    return 0
+
+
+cdef uint32_t check_cells(str name, object value, int least) except 0:
+    """log2 of a capacity; a power of two within the limits."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}: expected an int, found {type(value).__name__}")
+    if not least <= value <= layout.MAX_CELLS or value & (value - 1):
+        raise ValueError(f"{name}: expected a power of two from {least} to {layout.MAX_CELLS}, found {value}")
+    return value.bit_length() - 1
+
+
+cdef struct Text:
+    # a payload's bytes, valid until text_done
+    const uint8_t *data
+    Py_ssize_t length
+    Py_buffer view
+    bint held
+
+
+cdef inline int text_of(object payload, Text *text) except -1:
+    if PyBytes_CheckExact(payload):
+        text.data = <const uint8_t *> PyBytes_AS_STRING(payload)
+        text.length = PyBytes_GET_SIZE(payload)
+        text.held = False
+        return 0
+    if isinstance(payload, str):
+        raise TypeError("payload: expected bytes or another contiguous buffer, found str; encode it first")
+    PyObject_GetBuffer(payload, &text.view, PyBUF_SIMPLE)
+    text.data = <const uint8_t *> text.view.buf
+    text.length = text.view.len
+    text.held = True
+    return 0
+
+
+cdef inline void text_done(Text *text) noexcept:
+    if text.held:
+        PyBuffer_Release(&text.view)
+
+
+@cython.freelist(64)
+cdef class Claim:
+    """A job or message that this process holds and must end: `ack`, `release` (or `reply`, from a queue).
+
+    Not made directly. Ending it twice, or after its handle was closed, or in a forked child, raises ValueError.
+    A claim that is dropped without an end is put back uncharged.
+    """
+
+    cdef Mapped holder
+    cdef uint64_t cell
+    cdef uint64_t word
+    cdef uint8_t *data
+    cdef uint64_t length
+    cdef int64_t generation
+    cdef int64_t exports
+    cdef bint is_over
+    cdef bint is_started
+    cdef object view
+
+    cdef int check(self) except -1:
+        if self.is_over:
+            raise ValueError("this claim is over: it was acknowledged, answered or put back before")
+        if self.generation != fork_generation():
+            raise ValueError("this claim belongs to the process that forked this one; only that one can end it")
+        return 0
+
+    cdef int let_go_of_view(self) except -1:
+        if self.view is not None:
+            self.view.release()
+            self.view = None
+        if private_get(&self.exports):
+            raise BufferError(f"{self.exports} views of this claim's payload are still in use; release them before ending it")
+        return 0
+
+    @property
+    def payload(self):
+        """Read-only memoryview (uint8, shape (length,)) of the message where it lies; it dies with the claim."""
+        if self.view is None:
+            self.view = memoryview(self)
+        return self.view
+
+    def tobytes(self):
+        """A copy of the payload."""
+        self.holder.enter()
+        try:
+            self.check()
+            return PyBytes_FromStringAndSize(<const char *> self.data, self.length)
+        finally:
+            self.holder.leave()
+
+    def __getbuffer__(self, Py_buffer *buffer, int flags):
+        self.holder.enter()
+        try:
+            self.check()
+            PyBuffer_FillInfo(buffer, self, self.data, self.length, 1, flags)
+        except BaseException:
+            self.holder.leave()
+            raise
+        private_add(&self.exports, 1)
+
+    def __releasebuffer__(self, Py_buffer *buffer):
+        private_add(&self.exports, -1)
+        self.holder.leave()
+
+    def started(self):
+        """Say that the job is being run: it counts as an attempt from here on."""
+        raise NotImplementedError
+
+    def reply(self, payload):
+        """Answer: the payload becomes the result, and the claim is over."""
+        raise NotImplementedError
+
+    def ack(self):
+        """Done, and nobody wants a result: the cell is free again."""
+        raise NotImplementedError
+
+    def release(self):
+        """Put it back uncharged, for somebody else (or this one) to claim again."""
+        raise NotImplementedError
+
+    def __repr__(self):
+        return f"<{type(self).__name__} of {self.length} bytes in cell {self.cell}, {'over' if self.is_over else 'held'}>"

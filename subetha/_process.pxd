@@ -1,0 +1,95 @@
+"""Futexes, locks that prove life, and the timer thread of csrc/process.h; waiting and waking on top of them.
+
+A waiters' word: bit 0 "somebody may sleep here", above it a count that every wake bumps. Nothing to repair after a death:
+a wake that finds nobody asleep takes the bit away, a waiter sets it again before each sleep.
+"""
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from subetha._atomics cimport (
+    cas_seq_cst_u32, cpu_pause, fence_after_rmw, fetch_or_seq_cst_u32, load_seq_cst_u32, private_get,
+)
+from subetha._layout cimport CLOSED, EMPTY, FULL, OK, SIGNAL, TIMEOUT, WAITERS_BIT, WAKE_STEP, Code
+
+cdef extern from "process.h" nogil:
+    ctypedef struct registration:
+        int lock_fd
+        int64_t lost
+        int64_t inherited
+    int64_t monotonic_ns()
+    int64_t realtime_ns()
+    int futex_wait_u32(uint32_t *word, uint32_t value, int64_t ns)
+    int futex_wake_u32(uint32_t *word, int most)
+    int lock_test(int fd, int64_t byte)
+    int lock_take(int fd, int64_t byte)
+    int64_t fork_generation()
+    int registration_lock(registration *r, int fd, int64_t byte)
+    int registration_watch(
+        registration *r, uint64_t *status, uint64_t expected, uint64_t *last_seen, const uint64_t *epoch, int auto_beat
+    )
+    void registration_end(registration *r)
+
+cdef extern from "errno.h" nogil:
+    enum:
+        EINTR
+        EAGAIN
+
+cdef enum:
+    SPIN_CHECKS = 1500
+    LONGEST_SLEEP_MS = 480
+
+# Is there something to do? OK, EMPTY or FULL (not yet), or a code that ends the wait. Thorough before a sleep.
+ctypedef Code (*Check)(void *context, bint thorough) noexcept nogil
+
+
+cdef inline void wake_some(uint32_t *word, int most) noexcept nogil:
+    cdef uint32_t seen
+    cdef int tries
+    for tries in range(16):
+        seen = load_seq_cst_u32(word)
+        if cas_seq_cst_u32(word, seen, seen + WAKE_STEP):
+            if futex_wake_u32(word, most) < 1:
+                cas_seq_cst_u32(word, seen + WAKE_STEP, (seen + WAKE_STEP) & ~<uint32_t> WAITERS_BIT)
+            return
+    futex_wake_u32(word, most)
+
+
+cdef inline void wake_one(uint32_t *word) noexcept nogil:
+    """Called after a locked instruction that made something available."""
+    # W1: pairs with W2; either this load sees the waiter's bit or the waiter's check sees what was made available
+    fence_after_rmw()
+    if load_seq_cst_u32(word) & WAITERS_BIT:
+        wake_some(word, 1)
+
+
+cdef inline Code wait_for(
+    uint32_t *word, Check check, void *context, int64_t *closed, int64_t deadline
+) noexcept nogil:
+    """Spin briefly, then sleep in bounded steps until `check` says OK, the deadline (ns, monotonic; < 0: none) or `closed`."""
+    cdef uint32_t seen
+    cdef int64_t ns, n
+    cdef Code code
+    for n in range(SPIN_CHECKS):
+        code = check(context, False)
+        if code != EMPTY and code != FULL:
+            return code
+        if private_get(closed):
+            return CLOSED
+        cpu_pause()
+    while True:
+        # W2: pairs with W1
+        seen = fetch_or_seq_cst_u32(word, WAITERS_BIT) | WAITERS_BIT
+        fence_after_rmw()
+        code = check(context, True)
+        if code != EMPTY and code != FULL:
+            return code
+        if private_get(closed):
+            return CLOSED
+        ns = LONGEST_SLEEP_MS * <int64_t> 1000000
+        if deadline >= 0:
+            if deadline - monotonic_ns() < ns:
+                ns = deadline - monotonic_ns()
+            if ns <= 0:
+                return TIMEOUT
+        if futex_wait_u32(word, seen, ns) == EINTR:
+            return SIGNAL

@@ -1,0 +1,361 @@
+"""A queue: one pool of cells, a job a cell; rings `back` and `submit` for each priority, a mailbox ring for each client.
+
+    submit    FREE -> WRITING(me), write the job, READY(me), publish in submit[priority]
+    claim     READY, RETRY -> TAKEN(me), from back[0], submit[0], back[1], ...; pass the place
+    reply     write the result beside the job, TAKEN(me) -> DONE(me), publish in the client's mailbox, look at the client again
+    collect   DONE -> COLLECTED(me), copy, FREE, pass the place
+    release   TAKEN(me) -> RETRY(me) version+1, publish in back[priority]
+    cancel    READY, RETRY, PARKED -> FREE, wherever the job id stands
+
+A job id is client number 16 | incarnation 16 | sequence 32. A job's bytes stay untouched until its cell is freed.
+
+What a death leaves: WRITING, TAKEN or COLLECTED with a dead owner; READY or RETRY that no place leads to; DONE that its
+client's mailbox does not hold; blocks OWNED by the dead, or linked to versions that have passed.
+"""
+
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+
+from subetha._atomics cimport (
+    cas_acq_rel_u64, cas_seq_cst_u64, load_acquire_u64, load_relaxed_u64, private_get, store_relaxed_u64,
+)
+from subetha._blocks cimport Arena, block_allocate, block_data, block_free, block_link, block_of, block_relink
+from subetha._cells cimport (
+    Cells, cell_free_if, cell_free_owned, cell_publish, cell_word, cells_acquire, word_is_one_of, word_pack, word_state,
+    word_version,
+)
+from subetha._heartbeat cimport Records, record_is
+from subetha._layout cimport (
+    CLAIMABLE, COLLECTABLE, CORRUPT, DONE, EMPTY, FREE, FULL, LOST, NO_PLACE, OK, PARKED, READY, RETRY, TAKEN, Code, JobCell,
+    PoolLines, RingLines,
+)
+from subetha._process cimport realtime_ns, wake_one
+from subetha._ring cimport Ref, Refs, refs_pass, refs_peek, refs_publish
+
+cdef enum:
+    LEVELS = 3      # priorities
+
+ctypedef struct Mailbox:
+    Refs refs
+    RingLines *lines        # NULL: not mapped here yet
+
+ctypedef struct Queue:
+    Cells cells
+    uint64_t reserve        # cells below it are kept for copies
+    uint64_t job_bytes
+    uint64_t result_bytes
+    PoolLines *lines
+    Refs back[3]
+    Refs submit[3]
+    Arena arena
+    Records records
+    Mailbox *mailboxes      # one a participant
+    uint64_t owner          # this handle's number
+    uint64_t client         # number << 16 | incarnation: the upper half of its job ids
+    uint64_t hint           # private: where a free cell may be
+    int64_t held            # private: cells this client holds; counted in the cells before it is believed
+    uint64_t quota          # most cells that one client may hold
+
+ctypedef struct Frame:
+    # a header made beforehand and the data that follows it
+    uint8_t header[10]
+    uint64_t header_length
+    const uint8_t *data
+    uint64_t data_length
+
+
+cdef inline JobCell *job_cell(Queue *q, uint64_t index) noexcept nogil:
+    return <JobCell *> cell_word(&q.cells, index)
+
+
+cdef inline uint8_t *job_area(Queue *q, uint64_t index) noexcept nogil:
+    return <uint8_t *> cell_word(&q.cells, index) + sizeof(JobCell)
+
+
+cdef inline uint8_t *result_area(Queue *q, uint64_t index) noexcept nogil:
+    return job_area(q, index) + q.job_bytes
+
+
+cdef inline uint32_t job_level(JobCell *cell) noexcept nogil:
+    return cell.priority if cell.priority < LEVELS else LEVELS - 1
+
+
+cdef inline Mailbox *job_mailbox(Queue *q, uint64_t job_id) noexcept nogil:
+    """The mailbox of the job's client, perhaps not mapped yet; NULL where no participant can have that number."""
+    cdef uint64_t number = job_id >> 48
+    if number == 0 or number > q.records.count:
+        return NULL
+    return &q.mailboxes[number - 1]
+
+
+cdef inline bint client_is_there(Queue *q, uint64_t job_id) noexcept nogil:
+    """Has the incarnation that submitted the job not moved on? After a publish: P1, pairs with P2 of who leaves."""
+    return record_is(&q.records.first[(job_id >> 48) - 1], (job_id >> 32) & 0xFFFF)
+
+
+cdef inline void free_blocks(Queue *q, uint64_t index, uint64_t version, uint64_t job_block, uint64_t result_block) noexcept nogil:
+    if job_block:
+        block_free(&q.arena, job_block, index, version)
+    if result_block:
+        block_free(&q.arena, result_block, index, version)
+
+
+cdef inline bint job_free_if(Queue *q, uint64_t index, uint64_t word) noexcept nogil:
+    """FREE with the next version if the word is still the one read; then its blocks."""
+    cdef JobCell *cell = job_cell(q, index)
+    cdef uint64_t job_block = cell.job_block
+    cdef uint64_t result_block = cell.result_block
+    if not cell_free_if(&q.cells, index, word):
+        return False
+    free_blocks(q, index, word_version(word), job_block, result_block)
+    wake_one(&q.lines.space)
+    return True
+
+
+cdef inline Code frame_store(
+    Queue *q, Frame *frame, uint8_t *area, uint64_t area_bytes, uint64_t index, uint64_t version, uint32_t mark_at,
+    uint64_t *block
+) noexcept nogil:
+    """Put a frame into its area, or into a block linked to (cell, version) where it is longer.
+
+    `mark_at` is the header's offset of the u16 length that then says "the rest of the frame".
+    """
+    cdef uint64_t length = frame.header_length + frame.data_length
+    cdef uint8_t *at = area
+    cdef Code code
+    block[0] = 0
+    if length > area_bytes:
+        code = block_allocate(&q.arena, &q.cells, length, q.owner, block)
+        if code != OK:
+            block[0] = 0
+            return code
+        at = block_data(&q.arena, block[0])
+        frame.header[mark_at] = frame.header[mark_at + 1] = 0xFF
+    memcpy(at, frame.header, frame.header_length)
+    memcpy(at + frame.header_length, frame.data, frame.data_length)
+    if block[0]:
+        block_link(&q.arena, block[0], index, version)
+    return OK
+
+
+cdef inline const uint8_t *frame_at(
+    Queue *q, const uint8_t *area, uint64_t area_bytes, uint64_t length, uint64_t block, uint64_t index, uint64_t version
+) noexcept nogil:
+    """Where a frame of `length` bytes lies, or NULL where lengths and blocks (read from shared memory) cannot be true."""
+    if block:
+        return block_of(&q.arena, block, length, index, version)
+    return area if length <= area_bytes else NULL
+
+
+cdef inline Code queue_publish_job(Queue *q, uint64_t index, uint64_t version, uint32_t level) noexcept nogil:
+    """Into submit[level]; where only cancelled jobs behind an old one fill the ring, the old ones go to `back`, in order."""
+    cdef Code code
+    cdef Ref ref
+    cdef uint64_t taken, n
+    for n in range(q.cells.count + 1):
+        code = refs_publish(&q.submit[level], &q.cells, CLAIMABLE, version, index)
+        if code != NO_PLACE:
+            return code
+        if refs_peek(&q.submit[level], &q.cells, CLAIMABLE, &ref) == OK:
+            taken = word_pack(word_version(ref.word), TAKEN, q.owner)
+            if cas_acq_rel_u64(cell_word(&q.cells, ref.cell), ref.word, taken):
+                refs_pass(&q.submit[level], &ref)
+                queue_put_back(q, ref.cell, taken, False)
+    return NO_PLACE
+
+
+cdef inline Code queue_submit(
+    Queue *q, Frame *frame, uint64_t job_id, uint32_t level, uint32_t max_attempts, uint64_t timeout_ns
+) noexcept nogil:
+    cdef uint64_t index, word, block
+    cdef JobCell *cell
+    cdef Code code = cells_acquire(&q.cells, q.reserve, &q.hint, q.owner, &index, &word)
+    if code != OK:
+        return code
+    cell = job_cell(q, index)
+    code = frame_store(q, frame, job_area(q, index), q.job_bytes, index, word_version(word), 8, &block)
+    if code != OK:
+        cell_free_owned(&q.cells, index, word)
+        return code
+    cell.job_id = job_id
+    cell.job_length = frame.header_length + frame.data_length
+    cell.result_length = 0
+    cell.job_block = block
+    cell.result_block = 0
+    cell.attempts = 0
+    cell.max_attempts = max_attempts
+    cell.priority = level
+    cell.flags = 0
+    cell.timeout_ns = timeout_ns
+    cell.submitted_ns = <uint64_t> realtime_ns()
+    cell.started_ns = cell.due_ns = cell.deadline_ns = cell.progress = 0
+    cell.cancel = 0
+    cell_publish(&q.cells, index, word, READY)
+    code = queue_publish_job(q, index, word_version(word), level)
+    if code != OK:
+        # withdrawn; where that fails somebody has it already, so it was submitted
+        if job_free_if(q, index, word_pack(word_version(word), READY, q.owner)):
+            return code
+    wake_one(&q.lines.items)
+    return OK
+
+
+cdef inline Code queue_look(Queue *q, Ref *ref, Refs **ring) noexcept nogil:
+    """The job to be claimed next; a damaged ring does not hide the others."""
+    cdef Code code
+    cdef Code result = EMPTY
+    cdef uint32_t n
+    for n in range(2 * LEVELS):
+        ring[0] = &q.submit[n >> 1] if n & 1 else &q.back[n >> 1]
+        code = refs_peek(ring[0], &q.cells, CLAIMABLE, ref)
+        if code == OK:
+            return OK
+        if code == CORRUPT:
+            result = CORRUPT
+    return result
+
+
+cdef inline Code queue_take(Queue *q, Ref *ref) noexcept nogil:
+    """READY or RETRY -> TAKEN(me); `ref.word` is the word held then."""
+    cdef Refs *ring
+    cdef Code code
+    cdef uint64_t taken
+    while True:
+        code = queue_look(q, ref, &ring)
+        if code != OK:
+            return code
+        taken = word_pack(word_version(ref.word), TAKEN, q.owner)
+        # C7: pairs with C5 and C6; whoever loses finds the place stale
+        if cas_acq_rel_u64(cell_word(&q.cells, ref.cell), ref.word, taken):
+            ref.word = taken
+            refs_pass(ring, ref)
+            return OK
+
+
+cdef inline Code queue_put_back(Queue *q, uint64_t index, uint64_t word, bint charged) noexcept nogil:
+    """TAKEN(me) -> RETRY(me) with the next version, its block's link moved before, then published in `back`."""
+    cdef JobCell *cell = job_cell(q, index)
+    cdef uint64_t back = word_pack(word_version(word) + 1, RETRY, q.owner)
+    cdef uint32_t level = job_level(cell)
+    cdef Code code
+    if cell.job_block:
+        block_relink(&q.arena, cell.job_block, index, word_version(word))
+    if charged:
+        cell.attempts -= 1
+    # C6: pairs with R3
+    if not cas_seq_cst_u64(cell_word(&q.cells, index), word, back):
+        return LOST
+    code = refs_publish(&q.back[level], &q.cells, CLAIMABLE, word_version(back), index)
+    wake_one(&q.lines.items)
+    return code
+
+
+cdef inline Code queue_deliver(Queue *q, Mailbox *box, uint64_t job_id, uint64_t index, uint64_t word) noexcept nogil:
+    """Publish a DONE cell for its client; where the client has moved on meanwhile, free it."""
+    cdef Code code = refs_publish(&box.refs, &q.cells, COLLECTABLE, word_version(word), index)
+    if not client_is_there(q, job_id):
+        job_free_if(q, index, word)
+        return OK
+    wake_one(&box.lines.items)
+    return code
+
+
+cdef inline Code queue_finish(
+    Queue *q, Mailbox *box, uint64_t job_id, uint64_t index, uint64_t word, Frame *frame
+) noexcept nogil:
+    """Write the result beside the job, TAKEN(me) -> DONE(me), deliver. LOST: it was taken away and the result is dropped."""
+    cdef JobCell *cell = job_cell(q, index)
+    cdef uint64_t block
+    cdef uint64_t done = word_pack(word_version(word), DONE, q.owner)
+    cdef Code code = frame_store(q, frame, result_area(q, index), q.result_bytes, index, word_version(word), 5, &block)
+    if code != OK:
+        return code
+    cell.result_block = block
+    cell.result_length = frame.header_length + frame.data_length
+    # C8: pairs with R3 of the client
+    if not cas_seq_cst_u64(cell_word(&q.cells, index), word, done):
+        if block:
+            block_free(&q.arena, block, index, word_version(word))
+        return LOST
+    return queue_deliver(q, box, job_id, index, done)
+
+
+cdef inline Code queue_next_result(Queue *q, Mailbox *box, Ref *ref) noexcept nogil:
+    """The oldest DONE cell of this incarnation in its mailbox; those of earlier ones are freed."""
+    cdef Code code
+    while True:
+        code = refs_peek(&box.refs, &q.cells, COLLECTABLE, ref)
+        if code != OK or job_cell(q, ref.cell).job_id >> 32 == q.client:
+            return code
+        job_free_if(q, ref.cell, ref.word)
+        refs_pass(&box.refs, ref)
+
+
+cdef inline void queue_drain(Queue *q, Mailbox *box) noexcept nogil:
+    """Free what lies in the mailbox of a client that leaves (P2: its record was marked before, seq_cst)."""
+    cdef Ref ref
+    cdef uint64_t n
+    for n in range(box.refs.size):
+        if refs_peek(&box.refs, &q.cells, COLLECTABLE, &ref) != OK:
+            return
+        job_free_if(q, ref.cell, ref.word)
+        refs_pass(&box.refs, &ref)
+
+
+cdef inline uint64_t queue_cancel(Queue *q, uint64_t job_id) noexcept nogil:
+    """Free every waiting cell of the job id; how many there were."""
+    cdef uint64_t i, word
+    cdef uint64_t n = 0
+    for i in range(q.cells.count):
+        word = load_acquire_u64(cell_word(&q.cells, i))
+        if word_is_one_of(word, 1 << READY | 1 << RETRY | 1 << PARKED) and job_cell(q, i).job_id == job_id:
+            n += job_free_if(q, i, word)
+    return n
+
+
+cdef inline uint64_t queue_count_held(Queue *q, uint32_t states) noexcept nogil:
+    """Cells in one of `states` with a job of this client."""
+    cdef uint64_t i
+    cdef uint64_t n = 0
+    for i in range(q.cells.count):
+        if job_cell(q, i).job_id >> 32 == q.client and word_is_one_of(load_acquire_u64(cell_word(&q.cells, i)), states):
+            n += 1
+    return n
+
+
+cdef inline Code queue_has_jobs(void *context, bint thorough) noexcept nogil:
+    cdef Ref ref
+    cdef Refs *ring
+    return queue_look(<Queue *> context, &ref, &ring)
+
+
+cdef inline Code queue_has_space(void *context, bint thorough) noexcept nogil:
+    """While spinning only the cell that comes free next is looked at; before a sleep every one."""
+    cdef Queue *q = <Queue *> context
+    cdef uint64_t i = load_relaxed_u64(&q.hint)
+    if i < q.reserve or i >= q.cells.count:
+        i = q.reserve
+    if word_state(load_acquire_u64(cell_word(&q.cells, i))) == FREE:
+        return OK
+    if thorough:
+        for i in range(q.reserve, q.cells.count):
+            if word_state(load_acquire_u64(cell_word(&q.cells, i))) == FREE:
+                store_relaxed_u64(&q.hint, i)
+                return OK
+    return FULL
+
+
+cdef inline Code queue_has_quota(void *context, bint thorough) noexcept nogil:
+    cdef Queue *q = <Queue *> context
+    return OK if private_get(&q.held) < <int64_t> q.quota else FULL
+
+
+ctypedef struct Inbox:
+    Queue *queue
+    Mailbox *box
+
+
+cdef inline Code inbox_has_results(void *context, bint thorough) noexcept nogil:
+    cdef Inbox *inbox = <Inbox *> context
+    cdef Ref ref
+    return queue_next_result(inbox.queue, inbox.box, &ref)

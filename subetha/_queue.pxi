@@ -1,0 +1,987 @@
+# QueueHandle: the queue directory's core (algorithms: _queue.pxd, _blocks.pxd). jobqueue.py makes the files and the JobQueue.
+
+cdef uint64_t JOB_CELL_BYTES = layout.JOB_CELL.itemsize
+cdef str QUOTA_TEXT = (
+    "this client holds its quota of {quota} cells (jobs waiting or running, results not collected); collect results with "
+    "recv(), or create the queue with a larger quota"
+)
+
+
+cdef class QueueHandle(Mapped):
+    """What JobQueue is made of: every file of a queue directory, mapped. Not made directly."""
+
+    cdef Queue queue
+    cdef Inbox inbox
+    cdef readonly object heartbeat
+    cdef object role
+    cdef object directory
+    cdef list parts             # (numpy.memmap, fd) of the other files
+    cdef int64_t generation
+    cdef uint32_t own_slot
+    cdef uint32_t sequence
+    cdef int64_t collecting     # threads inside recv
+    cdef uint64_t cells_offset
+    cdef set pending            # sequences still pending since the last wrap
+
+    def __cinit__(self):
+        self.parts = []
+        self.pending = set()
+
+    def __init__(self):
+        raise TypeError("use JobQueue.create(path), JobQueue.open(path) or JobQueue.open_or_create(path)")
+
+    def __dealloc__(self):
+        free(self.queue.mailboxes)
+
+    # ---- files ----
+
+    @staticmethod
+    def _pool_sizes(cells, job_bytes, result_bytes):
+        """Offset of the cells, stride of a cell, and size of the pool file (bytes)."""
+        offset = LINES + layout.POOL_LINES.itemsize
+        stride = layout.align(JOB_CELL_BYTES + job_bytes + result_bytes, layout.LINE)
+        return offset, stride, offset + cells * stride
+
+    @staticmethod
+    def _references_size(cells):
+        """Size of a file with a ring of references (bytes)."""
+        return LINES + layout.RING_LINES.itemsize + 2 * cells * 8
+
+    @staticmethod
+    def _arena_sizes(limit):
+        """Per size class the number of blocks, the offset of their words and that of their data; the words' end and the file's."""
+        counts = []
+        while len(counts) < MAX_CLASSES and layout.MIN_BLOCK_BYTES << len(counts) <= limit:
+            counts.append(limit // (layout.MIN_BLOCK_BYTES << len(counts)))
+        words = LINES + sizeof(ArenaLines)
+        words = layout.align(words, layout.HOT_LINE)
+        word_offsets, data_offsets = [], []
+        for count in counts:
+            word_offsets.append(words)
+            words = layout.align(words + 8 * count, layout.HOT_LINE)
+        data = words_end = layout.align(words, layout.MIN_BLOCK_BYTES)
+        for size_class, count in enumerate(counts):
+            data_offsets.append(data)
+            data += count * (layout.MIN_BLOCK_BYTES << size_class)
+        return counts, word_offsets, data_offsets, words_end, data
+
+    cdef uint8_t *map_part(self, str name, object kind, uint64_t size, int *fd) except NULL:
+        """Map another file of the directory and keep it; its descriptor goes to `fd`."""
+        cdef const uint8_t[::1] bytes
+        path = os.path.join(self.directory, os.fsencode(name))
+        part, header, opened = files.open_mapped(path, kind, self.is_readonly)
+        self.parts.append((part, opened))
+        files.check_size(path, size, part.shape[0])
+        if kind != Kind.ARENA and header["capacity"] != self.queue.cells.count:
+            raise errors.LayoutMismatch(
+                f"{os.fsdecode(path)}: expected a ring for {self.queue.cells.count} cells, found {header['capacity']}; it belongs "
+                "to another queue"
+            )
+        bytes = part
+        fd[0] = opened
+        return <uint8_t *> &bytes[0]
+
+    cdef int map_references(self, str name, Refs *refs, RingLines **lines) except -1:
+        cdef int fd
+        cdef uint8_t *base = self.map_part(name, Kind.REFERENCES, QueueHandle._references_size(self.queue.cells.count), &fd)
+        cdef RingLines *found = <RingLines *> (base + LINES)
+        refs_init(
+            refs, &found.tail, &found.head, <uint64_t *> (base + LINES + sizeof(RingLines)), self.queue.cells.bits
+        )
+        lines[0] = found
+        return 0
+
+    cdef int map_arena(self, uint64_t limit) except -1:
+        cdef Arena *arena = &self.queue.arena
+        counts, words, data, _, size = QueueHandle._arena_sizes(limit)
+        arena.base = self.map_part("arena", Kind.ARENA, size, &arena.fd)
+        arena.limit = limit
+        arena.lines = <ArenaLines *> (arena.base + LINES)
+        arena.classes = len(counts)
+        for c in range(len(counts)):
+            arena.counts[<int> c] = counts[c]
+            arena.words[<int> c] = <uint64_t *> (arena.base + <uint64_t> words[c])
+            arena.data[<int> c] = data[c]
+        return 0
+
+    @classmethod
+    def _attach(cls, directory, readonly, role):
+        """Map every file of a queue directory that is whole."""
+        cdef QueueHandle handle = cls.__new__(cls)
+        directory = os.fsencode(directory)
+        handle.map_file(os.path.join(directory, b"pool"), Kind.POOL, readonly)
+        handle.directory = directory
+        handle.file_path = os.fsdecode(directory)
+        handle.role = Role(role)
+        try:
+            handle.attach()
+        except BaseException:
+            handle.close()
+            raise
+        return handle
+
+    cdef int attach(self) except -1:
+        cdef HeartbeatTable table
+        cdef RingLines *unused
+        cdef uint32_t level
+        geometry = self._geometry(self.map)
+        cells = int(self.file_header["capacity"])
+        try:
+            self.queue.cells.bits = check_cells("cells", cells, layout.MIN_QUEUE_CELLS)
+        except ValueError as error:
+            raise errors.LayoutMismatch(f"{self.file_path}: {error}; the file is damaged") from None
+        offset, stride, size = QueueHandle._pool_sizes(cells, int(geometry["job_bytes"]), int(geometry["result_bytes"]))
+        files.check_size(self.file_path, size, self.bytes.shape[0])
+        self.cells_offset = offset
+        self.queue.cells.base = self.base + self.cells_offset
+        self.queue.cells.count = cells
+        self.queue.cells.stride = stride
+        self.queue.reserve = geometry["reserve"]
+        self.queue.job_bytes = geometry["job_bytes"]
+        self.queue.result_bytes = geometry["result_bytes"]
+        self.queue.quota = geometry["quota"]
+        self.queue.hint = self.queue.reserve
+        self.queue.lines = <PoolLines *> (self.base + LINES)
+        for level in range(<uint32_t> LEVELS):
+            self.map_references(f"back-{level}", &self.queue.back[level], &unused)
+            self.map_references(f"submit-{level}", &self.queue.submit[level], &unused)
+        self.map_arena(geometry["arena_bytes"])
+        table = HeartbeatTable.open(os.path.join(self.directory, b"table"), self.is_readonly)
+        self.heartbeat = table
+        if table.records.count != geometry["participants"]:
+            raise errors.LayoutMismatch(
+                f"{table.file_path}: expected {geometry['participants']} participants, found {table.records.count}; it belongs "
+                "to another queue"
+            )
+        self.queue.records = table.records
+        self.queue.mailboxes = <Mailbox *> calloc(table.records.count, sizeof(Mailbox))
+        if self.queue.mailboxes == NULL:
+            raise MemoryError
+        return 0
+
+    def _geometry(self, contents):
+        """The second line of the pool, checked."""
+        raw = contents[layout.LINE:2 * layout.LINE].tobytes()
+        geometry = np.frombuffer(raw, layout.QUEUE_GEOMETRY)[0]
+        if int(geometry["crc32"]) != zlib.crc32(raw[:layout.LINE - 4]):
+            raise errors.LayoutMismatch(
+                f"{self.file_path}: expected geometry CRC-32 {zlib.crc32(raw[:layout.LINE - 4]):#010x}, found {geometry['crc32']:#010x}; the "
+                "pool is damaged"
+            )
+        return geometry
+
+    cdef Mailbox *mailbox(self, uint64_t number, bint create) except? NULL:
+        """The mailbox of a participant, mapped at its first use; NULL where it has none (it never submitted)."""
+        cdef Mailbox *box = &self.queue.mailboxes[number - 1]
+        cdef Refs refs
+        cdef RingLines *lines
+        if box.lines != NULL:
+            return box
+        name = f"mail/{number:05d}"
+        if create:
+            try:
+                files.create(
+                    os.path.join(self.directory, os.fsencode(name)), Kind.REFERENCES,
+                    QueueHandle._references_size(self.queue.cells.count), capacity=self.queue.cells.count,
+                    cell_bytes=8, mode=int(self.file_header["mode"]),
+                )
+            except FileExistsError:
+                # left by an earlier holder of the number; what it holds is dropped by job id
+                create = False
+        try:
+            self.map_references(name, &refs, &lines)
+        except FileNotFoundError:
+            return NULL
+        box.refs = refs
+        box.lines = lines
+        return box
+
+    # ---- taking part ----
+
+    cdef inline int join(self) except -1:
+        """Have a number of this process's own; nearly always it is there already."""
+        if self.queue.owner != 0 and self.generation == fork_generation():
+            return 0
+        return self.join_anew()
+
+    cdef int join_anew(self) except -1:
+        cdef HeartbeatTable table = self.heartbeat
+        cdef Number number
+        self.refuse_readonly()
+        slot = table.register(os.getpid(), self.role, auto_beat=True)
+        number = table.numbers[slot]
+        self.own_slot = slot
+        self.queue.client = <uint64_t> (slot + 1) << 16 | (status_incarnation(number.status) & 0xFFFF)
+        self.sequence = 0
+        self.pending.clear()
+        self.queue.held = 0
+        self.inbox.box = NULL
+        self.generation = fork_generation()
+        self.queue.owner = slot + 1
+        return 0
+
+    cdef int join_as_client(self) except -1:
+        """`join`, with a mailbox."""
+        self.join()
+        if self.inbox.box == NULL:
+            self.inbox.queue = &self.queue
+            self.inbox.box = self.mailbox(self.queue.owner, True)
+        return 0
+
+    cdef int check_lock(self) except -1:
+        """Raise where the lock that proves this process alive is gone."""
+        cdef Number number = (<HeartbeatTable> self.heartbeat).numbers.get(self.own_slot)
+        if number is not None and private_get(&number.kept.lost):
+            raise errors.HeartbeatError(
+                f"{self.file_path}: the lock that proves this process alive is gone (its descriptor was closed by other code); "
+                "its jobs may run elsewhere; open the queue again"
+            )
+        return 0
+
+    cdef int give_up(self) except -1:
+        cdef HeartbeatTable table = self.heartbeat
+        cdef Number number
+        cdef uint64_t i, word
+        if table is not None:
+            number = table.numbers.get(self.own_slot) if self.queue.owner else None
+            if number is not None and number.is_mine():
+                for i in range(self.queue.cells.count):
+                    word = load_acquire_u64(cell_word(&self.queue.cells, i))
+                    if word_owner(word) == self.queue.owner and word_state(word) == TAKEN:
+                        queue_put_back(&self.queue, i, word, False)
+                if self.inbox.box != NULL:
+                    # P2: pairs with P1; from here on publishers free what they bring, and the drain gets the rest
+                    cas_seq_cst_u64(
+                        &number.record.status, number.status, status_pack(status_incarnation(number.status), SLOT_DYING)
+                    )
+                    number.status = status_pack(status_incarnation(number.status), SLOT_DYING)
+                    queue_drain(&self.queue, self.inbox.box)
+            table.close()
+        while self.parts:
+            _, fd = self.parts.pop()
+            os.close(fd)
+        return 0
+
+    cdef int wake_all(self) except -1:
+        cdef Mailbox *box = self.inbox.box
+        if not self.is_readonly and self.queue.lines != NULL:
+            wake_some(&self.queue.lines.items, 0x7FFFFFFF)
+            wake_some(&self.queue.lines.space, 0x7FFFFFFF)
+            if box != NULL:
+                wake_some(&box.lines.items, 0x7FFFFFFF)
+        return 0
+
+    @property
+    def slot(self):
+        """This handle's slot in `heartbeat`; registers it where that has not happened yet."""
+        self.enter()
+        try:
+            self.join()
+            return self.own_slot
+        finally:
+            self.leave()
+
+    @property
+    def cells_total(self):
+        """Cells of the pool."""
+        return self.queue.cells.count
+
+    @property
+    def quota(self):
+        """Cells that one client may hold at one time."""
+        return self.queue.quota
+
+    @property
+    def reserve(self):
+        """Cells kept back from submitters."""
+        return self.queue.reserve
+
+    @property
+    def job_bytes(self):
+        """Bytes for a job's frame inside its cell; longer ones go to a block."""
+        return self.queue.job_bytes
+
+    @property
+    def result_bytes(self):
+        """Bytes for a result's frame inside its cell; longer ones go to a block."""
+        return self.queue.result_bytes
+
+    @property
+    def arena_bytes(self):
+        """Bytes of blocks that may be in use at one time."""
+        return self.queue.arena.limit
+
+    @property
+    def arena_backed_bytes(self):
+        """Bytes of blocks that have disk or memory behind them (counted block by block)."""
+        self.enter()
+        try:
+            return arena_count_backed(&self.queue.arena)
+        finally:
+            self.leave()
+
+    def cells(self):
+        """Every cell's header, for looking.
+
+        Returns
+        -------
+        numpy.ndarray of JOB_CELL fields, shape (cells,), read-only
+            It changes under the reader and keeps the mapping alive.
+        """
+        self.enter()
+        try:
+            kind = np.dtype({
+                "names": list(layout.JOB_CELL.names),
+                "formats": [layout.JOB_CELL.fields[name][0] for name in layout.JOB_CELL.names],
+                "offsets": [layout.JOB_CELL.fields[name][1] for name in layout.JOB_CELL.names],
+                "itemsize": self.queue.cells.stride,
+            })
+            view = np.asarray(self.map[self.cells_offset:]).view(kind)
+            view.flags.writeable = False
+            return view
+        finally:
+            self.leave()
+
+    def _waiting(self):
+        """References in each ring of a priority: back and submit together, highest priority first; stale ones counted."""
+        self.enter()
+        try:
+            return [
+                refs_length(&self.queue.back[level]) + refs_length(&self.queue.submit[level]) for level in range(LEVELS)
+            ]
+        finally:
+            self.leave()
+
+    # ---- submit ----
+
+    cdef uint32_t next_sequence(self) except? 0:
+        """The next token: u32, not 0, skipped while a job with it is pending."""
+        cdef uint64_t i
+        self.sequence += 1
+        while self.sequence == 0 or (self.pending and self.sequence in self.pending):
+            if self.sequence == 0:
+                for i in range(self.queue.cells.count):
+                    if job_cell(&self.queue, i).job_id >> 32 == self.queue.client and word_state(
+                        load_acquire_u64(cell_word(&self.queue.cells, i))
+                    ) != FREE:
+                        self.pending.add(<uint32_t> job_cell(&self.queue, i).job_id)
+            self.sequence += 1
+        return self.sequence
+
+    cdef bint quota_is_used_up(self) noexcept:
+        if <uint64_t> private_get(&self.queue.held) < self.queue.quota:
+            return False
+        private_set(&self.queue.held, queue_count_held(&self.queue, ~<uint32_t> (1 << FREE)))
+        return <uint64_t> private_get(&self.queue.held) >= self.queue.quota
+
+    cdef str arena_text(self, Code code, uint64_t length):
+        if code == NO_DISK:
+            return f"the disk has no room for a block of {length} bytes; make room, or lay the queue elsewhere"
+        return (
+            f"no block for {length} bytes is left in the arena of {self.queue.arena.limit} bytes; wait for jobs to end, or create "
+            "the queue with larger arena_bytes"
+        )
+
+    cdef uint64_t submit_frame(
+        self, uint32_t closure_id, const uint8_t *args, uint64_t length, uint32_t level, uint32_t max_attempts,
+        uint64_t timeout_ns, object wait
+    ) except 0:
+        """Submit, waiting up to `wait` for a cell; the job id."""
+        cdef Frame frame
+        cdef uint64_t job_id
+        cdef int64_t deadline = -2
+        cdef int idle = 0
+        cdef Code code
+        self.join_as_client()
+        self.check_lock()
+        frame.header_length = SUBMIT_HEADER
+        frame.data = args
+        frame.data_length = length
+        job_id = self.queue.client << 32 | self.next_sequence()
+        while True:
+            # counted before it is there, so that threads together keep the quota
+            private_add(&self.queue.held, 1)
+            code = QUOTA if <uint64_t> private_get(&self.queue.held) > self.queue.quota and self.quota_is_used_up() else OK
+            if code == OK:
+                put_submit_header(frame.header, closure_id, <uint32_t> job_id, length)
+                code = queue_submit(&self.queue, &frame, job_id, level, max_attempts, timeout_ns)
+            if code == OK:
+                return job_id
+            private_add(&self.queue.held, -1)
+            if code == NO_BLOCK or code == NO_DISK:
+                raise_code(code, self.file_path, self.arena_text(code, length + SUBMIT_HEADER))
+            if code != FULL and code != QUOTA:
+                self.repair()
+                continue
+            if deadline == -2:
+                deadline = deadline_of(wait)
+            self.wait_for_room(code, deadline, wait, &idle)
+
+    cdef int wait_for_room(self, Code code, int64_t deadline, object wait, int *idle) except -1:
+        """Sleep until a cell comes free; raises Full at the deadline, or where only this client's own recv() could make room."""
+        cdef Code woken
+        cdef int64_t step = deadline
+        full = (
+            QUOTA_TEXT.format(quota=self.queue.quota) if code == QUOTA else
+            f"all {self.queue.cells.count - self.queue.reserve} cells for jobs are in use "
+            f"({self.queue.reserve} more are kept for rescue)"
+        )
+        if code == QUOTA:
+            step = monotonic_ns() + LONGEST_SLEEP_MS * <int64_t> 1000000
+            if 0 <= deadline < step:
+                step = deadline
+        with nogil:
+            if code == QUOTA:
+                woken = wait_for(&self.queue.lines.space, queue_has_quota, &self.queue, &self.is_closed, step)
+            else:
+                woken = wait_for(&self.queue.lines.space, queue_has_space, &self.queue, &self.is_closed, step)
+        if woken == CLOSED:
+            raise_code(CLOSED, self.file_path, "")
+        if woken == SIGNAL:
+            PyErr_CheckSignals()
+        if deadline >= 0 and monotonic_ns() >= deadline:
+            raise_code(code, self.file_path, f"{full}; no room came in {wait} s")
+        if code == QUOTA and woken == TIMEOUT:
+            idle[0] += 1
+            if private_get(&self.collecting):
+                idle[0] = 0
+            elif idle[0] >= 4 and queue_count_held(&self.queue, 1 << DONE) >= self.queue.quota:
+                raise_code(code, self.file_path, f"{full}; every one is a finished job and nobody collects")
+        return 0
+
+    def submit(self, Pass pass_ not None, *, priority=1, timeout=None, max_attempts=3, wait=None):
+        """Hand a job in. When this returns, the job survives any process's death.
+
+        Parameters
+        ----------
+        pass_ : Pass
+        priority : int
+            0 (first), 1 or 2.
+        timeout : float, optional
+            Longest run in seconds; stored with the job.
+        max_attempts : int
+            Runs that may end in the worker's death, from 1 to 65,535; stored with the job.
+        wait : float, optional
+            Seconds to wait for room; None waits for ever, 0 does not wait.
+
+        Returns
+        -------
+        int
+            The job id, 64 bits.
+
+        Raises
+        ------
+        Full
+            No cell at the end of `wait`; or the client's quota is used up by results that nobody collects.
+        ArenaFull
+            The arguments need a block and none is left.
+        ValueError
+            An option outside its limits, or the handle is closed.
+        """
+        cdef uint64_t limit = 0
+        check_bytes("priority", priority, 0, LEVELS - 1)
+        check_bytes("max_attempts", max_attempts, 1, 65_535)
+        if timeout is not None:
+            if not timeout > 0:
+                raise ValueError(f"timeout: expected None or seconds > 0, found {timeout}")
+            limit = <uint64_t> min(timeout * 1e9, 9e18)
+        self.enter()
+        try:
+            return self.submit_frame(
+                pass_.closure_id, <const uint8_t *> PyBytes_AS_STRING(pass_.args), PyBytes_GET_SIZE(pass_.args), priority,
+                max_attempts, limit, wait,
+            )
+        finally:
+            self.leave()
+
+    def _push_frame(self, frame, wait):
+        """Submit a job given as a submit frame; its token is replaced by the job id's lower half."""
+        cdef Text text
+        self.enter()
+        try:
+            text_of(frame, &text)
+            try:
+                if text.length < SUBMIT_HEADER or (
+                    get_u16(text.data + 8) != text.length - SUBMIT_HEADER and get_u16(text.data + 8) != REST_OF_FRAME
+                ):
+                    decode_submit(frame)
+                return self.submit_frame(
+                    get_u32(text.data), text.data + SUBMIT_HEADER, text.length - SUBMIT_HEADER, 1, 3, 0, wait
+                )
+            finally:
+                text_done(&text)
+        finally:
+            self.leave()
+
+    def cancel(self, job_id):
+        """Take a waiting job back.
+
+        Parameters
+        ----------
+        job_id : int
+            What `submit` gave back.
+
+        Returns
+        -------
+        bool
+            True: it will not run and no result comes. False: it runs, has run, or is not known.
+        """
+        cdef uint64_t wanted
+        cdef uint64_t n
+        if isinstance(job_id, bool) or not isinstance(job_id, int):
+            raise TypeError(f"job_id: expected the int that submit() gave back, found {type(job_id).__name__}")
+        if not 0 < job_id < 1 << 64:
+            raise ValueError(f"job_id: expected the 64-bit int that submit() gave back, found {job_id}")
+        wanted = job_id
+        self.enter()
+        try:
+            self.refuse_readonly()
+            with nogil:
+                n = queue_cancel(&self.queue, wanted)
+            if n and wanted >> 32 == self.queue.client:
+                private_add(&self.queue.held, -1)
+            return n > 0
+        finally:
+            self.leave()
+
+    # ---- claim ----
+
+    cdef Code take_mending(self, Ref *ref) except *:
+        cdef Code code = queue_take(&self.queue, ref)
+        if code == CORRUPT:
+            self.repair()
+            code = queue_take(&self.queue, ref)
+        return code
+
+    def try_claim(self):
+        """Claim the job that is next: by priority, jobs put back before the others, first in first out.
+
+        Returns
+        -------
+        JobClaim
+
+        Raises
+        ------
+        Empty
+        """
+        return self.claim(0)
+
+    def claim(self, timeout=None):
+        """Claim the job that is next, waiting for one.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds on the monotonic clock; None waits for ever, 0 does not wait.
+
+        Returns
+        -------
+        JobClaim
+
+        Raises
+        ------
+        Empty
+            At the timeout.
+        ValueError
+            The handle is closed, or was closed while this waited.
+        """
+        cdef Ref ref
+        cdef Code code
+        cdef int64_t deadline = -2
+        cdef JobClaim claim
+        self.enter()
+        try:
+            self.join()
+            while True:
+                self.check_lock()
+                code = self.take_mending(&ref)
+                if code == OK:
+                    claim = self.claim_taken(&ref)
+                    if claim is not None:
+                        return claim
+                    continue
+                if code != EMPTY:
+                    raise_code(code, self.file_path, "places and hints contradict each other; repair() it")
+                if deadline == -2:
+                    deadline = deadline_of(timeout)
+                if timeout is not None and timeout == 0:
+                    raise_code(EMPTY, self.file_path, "no job waits")
+                with nogil:
+                    code = wait_for(&self.queue.lines.items, queue_has_jobs, &self.queue, &self.is_closed, deadline)
+                if code == SIGNAL:
+                    PyErr_CheckSignals()
+                elif code == TIMEOUT:
+                    raise_code(EMPTY, self.file_path, f"no job came in {timeout} s")
+                elif code == CLOSED:
+                    raise_code(code, self.file_path, "")
+        finally:
+            self.leave()
+
+    cdef JobClaim claim_taken(self, Ref *ref):
+        """The claim of a cell just taken; None where the job is damaged (its client gets an error instead)."""
+        cdef JobCell *cell = job_cell(&self.queue, ref.cell)
+        cdef uint64_t length = cell.job_length
+        cdef const uint8_t *data = frame_at(
+            &self.queue, job_area(&self.queue, ref.cell), self.queue.job_bytes, length, cell.job_block, ref.cell,
+            word_version(ref.word),
+        )
+        cdef JobClaim claim = JobClaim.__new__(JobClaim)
+        claim.holder = self
+        claim.cell = ref.cell
+        claim.word = ref.word
+        claim.generation = self.generation
+        claim.job_id = cell.job_id
+        claim.data = <uint8_t *> data
+        claim.length = length
+        if data == NULL or length < SUBMIT_HEADER:
+            claim.length = 0
+            claim.reply(encode_result(
+                0, errors.ExecutionError(f"the job in cell {ref.cell} was damaged by another process and cannot be run")
+            ))
+            return None
+        return claim
+
+    # ---- results ----
+
+    cdef object collect(self, bint as_frame):
+        """The oldest result, or None: as SubmittedResult, or as a result frame."""
+        cdef Ref ref
+        cdef Code code
+        cdef JobCell *cell
+        cdef uint64_t length, job_id, collected
+        cdef const uint8_t *data
+        cdef bytes copy
+        cdef uint8_t header[7]
+        while True:
+            code = queue_next_result(&self.queue, self.inbox.box, &ref)
+            if code == CORRUPT:
+                self.repair()
+                code = queue_next_result(&self.queue, self.inbox.box, &ref)
+            if code == EMPTY:
+                return None
+            if code != OK:
+                raise_code(code, self.file_path, "places and hints of the mailbox contradict each other; repair() it")
+            cell = job_cell(&self.queue, ref.cell)
+            job_id = cell.job_id
+            length = cell.result_length
+            data = frame_at(
+                &self.queue, result_area(&self.queue, ref.cell), self.queue.result_bytes, length, cell.result_block, ref.cell,
+                word_version(ref.word),
+            )
+            if data == NULL or length < RESULT_HEADER:
+                data = NULL
+                length = RESULT_HEADER
+            # memory first: a cell that is COLLECTED must not wait for it
+            copy = PyBytes_FromStringAndSize(NULL, length - RESULT_HEADER)
+            collected = word_pack(word_version(ref.word), COLLECTED, self.queue.owner)
+            # C9: pairs with C8; one collector wins
+            if not cas_seq_cst_u64(cell_word(&self.queue.cells, ref.cell), ref.word, collected):
+                continue
+            if data != NULL:
+                memcpy(header, data, RESULT_HEADER)
+                memcpy(PyBytes_AS_STRING(copy), data + RESULT_HEADER, length - RESULT_HEADER)
+            # before the cell is free, so that a submitter woken by that finds its quota
+            private_add(&self.queue.held, -1)
+            job_free_if(&self.queue, ref.cell, collected)
+            refs_pass(&self.inbox.box.refs, &ref)
+            store_relaxed_u64(&self.queue.hint, ref.cell)
+            if self.pending:
+                self.pending.discard(<uint32_t> job_id)
+            if data == NULL or not result_is_well_formed(header, length):
+                copy = error_text(errors.ExecutionError(
+                    f"the result in cell {ref.cell} was damaged by another process"
+                ), None)
+                put_result_header(header, <uint32_t> job_id, STATUS_ERROR, PyBytes_GET_SIZE(copy))
+            if as_frame:
+                return PyBytes_FromStringAndSize(<const char *> header, RESULT_HEADER) + copy
+            return new_result(job_id, result_from(header, copy))
+
+    cdef object collect_waiting(self, bint as_frame, object timeout):
+        cdef Code code
+        cdef int64_t deadline = -2
+        self.enter()
+        private_add(&self.collecting, 1)
+        try:
+            self.join_as_client()
+            while True:
+                found = self.collect(as_frame)
+                if found is not None:
+                    return found
+                if timeout is not None and timeout == 0:
+                    raise_code(EMPTY, self.file_path, "no result is there")
+                if deadline == -2:
+                    deadline = deadline_of(timeout)
+                with nogil:
+                    code = wait_for(
+                        &self.inbox.box.lines.items, inbox_has_results, &self.inbox, &self.is_closed, deadline
+                    )
+                if code == SIGNAL:
+                    PyErr_CheckSignals()
+                elif code == TIMEOUT:
+                    raise_code(EMPTY, self.file_path, f"no result came in {timeout} s")
+                elif code == CLOSED:
+                    raise_code(code, self.file_path, "")
+        finally:
+            private_add(&self.collecting, -1)
+            self.leave()
+
+    def try_recv(self):
+        """Take a result that is there.
+
+        Returns
+        -------
+        SubmittedResult
+            Its `token` is the job id.
+
+        Raises
+        ------
+        Empty
+        """
+        return self.collect_waiting(False, 0)
+
+    def recv(self, timeout=None):
+        """Take the next result of this handle's jobs, in the order they ended, waiting for one.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds on the monotonic clock; None waits for ever, 0 does not wait.
+
+        Returns
+        -------
+        SubmittedResult
+            Its `token` is the job id; its `result` the bytes, or a PassError (not raised).
+
+        Raises
+        ------
+        Empty
+            At the timeout.
+        ValueError
+            The handle is closed, or was closed while this waited.
+        """
+        return self.collect_waiting(False, timeout)
+
+    def recv_many(self, n):
+        """Take up to `n` results that are there now.
+
+        Returns
+        -------
+        list of SubmittedResult
+            Empty where there is none.
+        """
+        cdef list taken = []
+        if n < 0:
+            raise ValueError(f"n: expected 0 or more, found {n}")
+        self.enter()
+        try:
+            self.join_as_client()
+            while len(taken) < n:
+                found = self.collect(False)
+                if found is None:
+                    break
+                taken.append(found)
+            return taken
+        finally:
+            self.leave()
+
+    def _pop_frame(self, timeout):
+        """The next result as a result frame; its token is the job id's lower half."""
+        return self.collect_waiting(True, timeout)
+
+    def repair(self):
+        """Make hints, places and cells agree again, and publish every job and result that no place leads to.
+
+        For a queue whose bytes another process has damaged; calls that meet a contradiction run it themselves. Others may
+        work meanwhile. Jobs found again run in the order of their cells.
+
+        Returns
+        -------
+        int
+            How many jobs and results were found again.
+
+        Raises
+        ------
+        TransportError
+            Another process is at it.
+        """
+        cdef uint64_t i, word, found = 0
+        cdef uint32_t level
+        cdef uint8_t[::1] seen
+        cdef Mailbox *box
+        cdef Code code
+        self.enter()
+        try:
+            self.join()
+            lock = lock_take(self.fd, <int64_t> self.bytes.shape[0])
+            if lock < 0:
+                raise errors.TransportError(f"{self.file_path}: another process is repairing it; try again")
+            try:
+                seen = np.zeros(self.queue.cells.count, np.uint8)
+                for level in range(<uint32_t> LEVELS):
+                    refs_mend(&self.queue.back[level])
+                    refs_mend(&self.queue.submit[level])
+                    refs_mark(&self.queue.back[level], &self.queue.cells, CLAIMABLE, &seen[0])
+                    refs_mark(&self.queue.submit[level], &self.queue.cells, CLAIMABLE, &seen[0])
+                for i in range(self.queue.records.count):
+                    box = self.mailbox(i + 1, False)
+                    if box != NULL:
+                        refs_mend(&box.refs)
+                        refs_mark(&box.refs, &self.queue.cells, COLLECTABLE, &seen[0])
+                for i in range(self.queue.cells.count):
+                    word = cell_mend(&self.queue.cells, i, self.queue.records.count, self.queue.owner)
+                    if seen[i]:
+                        continue
+                    code = EMPTY
+                    if word_is_one_of(word, CLAIMABLE):
+                        code = refs_publish(
+                            &self.queue.back[job_level(job_cell(&self.queue, i))], &self.queue.cells, CLAIMABLE,
+                            word_version(word), i,
+                        )
+                        wake_one(&self.queue.lines.items)
+                    elif word_state(word) == DONE:
+                        job_id = job_cell(&self.queue, i).job_id
+                        box = job_mailbox(&self.queue, job_id)
+                        if box == NULL or box.lines == NULL:
+                            job_free_if(&self.queue, i, word)
+                        else:
+                            code = queue_deliver(&self.queue, box, job_id, i, word)
+                    found += code == OK
+                return found
+            finally:
+                os.close(lock)
+        finally:
+            self.leave()
+
+
+@cython.final
+cdef class JobClaim(Claim):
+    """A job claimed from a queue: its payload is the submit frame; `reply` sends a result frame to its client."""
+
+    cdef readonly uint64_t job_id
+
+    @property
+    def attempts(self):
+        """How often the job was started."""
+        self.check()
+        return job_cell(&(<QueueHandle> self.holder).queue, self.cell).attempts
+
+    @property
+    def max_attempts(self):
+        """How often it may end in its worker's death."""
+        self.check()
+        return job_cell(&(<QueueHandle> self.holder).queue, self.cell).max_attempts
+
+    def started(self):
+        """Say that the job is being run: counts an attempt, and writes since when."""
+        cdef QueueHandle queue = <QueueHandle> self.holder
+        cdef JobCell *cell
+        queue.enter()
+        try:
+            self.check()
+            if not self.is_started:
+                self.is_started = True
+                cell = job_cell(&queue.queue, self.cell)
+                cell.attempts += 1
+                cell.started_ns = <uint64_t> realtime_ns()
+        finally:
+            queue.leave()
+
+    def reply(self, payload):
+        """Answer the client that submitted the job, and be over.
+
+        Parameters
+        ----------
+        payload : contiguous buffer
+            A result frame (`encode_result`); its token is replaced by the job's.
+
+        Raises
+        ------
+        ArenaFull
+            The result needs a block and none is left; the claim is still held.
+        TransportError
+            The frame is malformed (the claim is still held), or the claim was taken away (it is over).
+        ValueError, BufferError
+            As `ack`.
+        """
+        cdef QueueHandle handle = <QueueHandle> self.holder
+        cdef Text text
+        cdef Frame frame
+        cdef Mailbox *box
+        cdef Code code
+        handle.enter()
+        try:
+            self.check()
+            text_of(payload, &text)
+            try:
+                if not result_is_well_formed(text.data, text.length):
+                    decode_result(payload)
+                self.let_go_of_view()
+                box = job_mailbox(&handle.queue, self.job_id)
+                if box != NULL and box.lines == NULL:
+                    box = handle.mailbox(self.job_id >> 48, False)
+                if box == NULL:
+                    self.finish(False)
+                    return
+                frame.header_length = RESULT_HEADER
+                frame.data = text.data + RESULT_HEADER
+                frame.data_length = text.length - RESULT_HEADER
+                put_result_header(frame.header, <uint32_t> self.job_id, text.data[4], frame.data_length)
+                code = queue_finish(&handle.queue, box, self.job_id, self.cell, self.word, &frame)
+                if code == NO_BLOCK or code == NO_DISK:
+                    raise_code(code, handle.file_path, handle.arena_text(code, text.length))
+                self.is_over = True
+                if code == LOST:
+                    raise_code(code, handle.file_path, "")
+                if code != OK:
+                    handle.repair()
+            finally:
+                text_done(&text)
+        finally:
+            handle.leave()
+
+    cdef int finish(self, bint back) except -1:
+        """End the claim without a result."""
+        cdef QueueHandle handle = <QueueHandle> self.holder
+        cdef Code code
+        handle.enter()
+        try:
+            self.check()
+            self.let_go_of_view()
+            self.is_over = True
+            if back:
+                code = queue_put_back(&handle.queue, self.cell, self.word, self.is_started)
+                if code == LOST:
+                    raise_code(code, handle.file_path, "")
+                if code != OK:
+                    handle.repair()
+            elif not job_free_if(&handle.queue, self.cell, self.word):
+                raise_code(LOST, handle.file_path, "")
+        finally:
+            handle.leave()
+        return 0
+
+    def ack(self):
+        """Done, and no result is sent.
+
+        Raises
+        ------
+        ValueError
+            The claim is over, its handle closed, or it belongs to a parent process.
+        BufferError
+            A view of the payload is still in use.
+        """
+        self.finish(False)
+
+    def release(self):
+        """Put the job back, before those that wait at its priority; the attempt is not charged.
+
+        Raises
+        ------
+        ValueError, BufferError
+            As `ack`.
+        """
+        self.finish(True)
+
+    def __del__(self):
+        if not self.is_over and self.generation == fork_generation() and not private_get(&self.holder.is_closed):
+            self.finish(True)

@@ -1,0 +1,66 @@
+"""Finding jobs again after places or hints were damaged: give every place a new lap, then publish what nothing refers to.
+
+Publishing a waiting cell a second time is harmless: both references name the same version, the cell decides who gets it,
+and the other reference is stale from then on.
+"""
+
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from subetha._atomics cimport cas_seq_cst_u64, load_acquire_u64, store_release_u64
+from subetha._cells cimport (
+    Cells, cell_free_if, cell_word, word_is_one_of, word_owner, word_pack, word_state, word_version,
+)
+from subetha._layout cimport (
+    COLLECTED, DONE, FENCED, FREE, OK, QUARANTINED, READY, RETRY, TAKEN, WRITING, Code,
+)
+from subetha._ring cimport Refs, ref_cell, ref_empty, ref_full, ref_is_live, refs_rebuild_hints
+
+cdef enum:
+    OWNED_STATES = 1 << WRITING | 1 << TAKEN | 1 << COLLECTED | 1 << FENCED
+
+
+cdef inline void refs_relap(Refs *refs) noexcept nogil:
+    """Empty every place under one new lap and point both hints there. Cells keep their jobs; the caller publishes them."""
+    cdef uint64_t lap = ((load_acquire_u64(refs.tail) & refs.position_mask) >> refs.size_bits) + 2
+    cdef uint64_t s, place
+    cdef int tries
+    lap &= (<uint64_t> 1 << refs.lap_bits) - 1
+    for s in range(refs.size):
+        for tries in range(64):
+            place = load_acquire_u64(&refs.places[s])
+            if cas_seq_cst_u64(&refs.places[s], place, ref_empty(refs, lap)):
+                break
+    store_release_u64(refs.head, (lap << refs.size_bits) & refs.position_mask)
+    store_release_u64(refs.tail, (lap << refs.size_bits) & refs.position_mask)
+
+
+cdef inline void refs_mend(Refs *refs) noexcept nogil:
+    """Consistent places keep their references; else all are emptied."""
+    if refs_rebuild_hints(refs) != OK:
+        refs_relap(refs)
+
+
+cdef inline void refs_mark(Refs *refs, Cells *cells, uint32_t states, uint8_t *seen) noexcept nogil:
+    """Set `seen[cell]` for every cell that a live reference leads to."""
+    cdef uint64_t s, place
+    for s in range(refs.size):
+        place = load_acquire_u64(&refs.places[s])
+        if ref_full(refs, place) and ref_is_live(refs, cells, states, place):
+            seen[ref_cell(refs, place)] = 1
+
+
+cdef inline uint64_t cell_mend(Cells *cells, uint64_t index, uint64_t most_owner, uint64_t me) noexcept nogil:
+    """Undo words that nobody can ever move on: unknown states, and owners that no participant can have.
+
+    Returns the word that the cell has now.
+    """
+    cdef uint64_t word = load_acquire_u64(cell_word(cells, index))
+    cdef uint64_t back
+    cdef bint nobody = word_owner(word) == 0 or word_owner(word) > most_owner
+    if word_state(word) > QUARANTINED or (nobody and word_is_one_of(word, 1 << WRITING | 1 << COLLECTED | 1 << FENCED)):
+        cell_free_if(cells, index, word)
+    elif nobody and word_state(word) == TAKEN:
+        back = word_pack(word_version(word) + 1, RETRY, me)
+        # C6: pairs with R3
+        cas_seq_cst_u64(cell_word(cells, index), word, back)
+    return load_acquire_u64(cell_word(cells, index))

@@ -1,0 +1,103 @@
+"""A ring used alone: cells with messages and the ring of references to them, in one file.
+
+    push     FREE -> WRITING(me), write, READY(me), publish
+    pop      READY, RETRY -> TAKEN(me), copy, FREE, pass the place
+    release  TAKEN(me) -> RETRY(me) version+1, publish
+
+What a death leaves: WRITING or TAKEN with a dead owner; READY or RETRY that no place leads to (its push had not returned).
+"""
+
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+
+from subetha._atomics cimport cas_acq_rel_u64, cas_seq_cst_u64, load_acquire_u64, load_relaxed_u64, store_relaxed_u64
+from subetha._cells cimport (
+    Cells, cell_free_if, cell_free_owned, cell_publish, cell_word, cells_acquire, word_pack, word_state, word_version,
+)
+from subetha._layout cimport CLAIMABLE, FREE, FULL, LOST, OK, READY, RETRY, TAKEN, Code, RingCell, RingLines
+from subetha._process cimport wake_one
+from subetha._ring cimport Ref, Refs, refs_pass, refs_peek, refs_publish
+
+ctypedef struct Ring:
+    Cells cells
+    Refs refs
+    RingLines *lines
+    uint64_t owner      # this handle's number
+    uint64_t hint       # private: where a free cell may be
+
+
+cdef inline Code ring_push(Ring *ring, const uint8_t *data, Py_ssize_t length) noexcept nogil:
+    """Claim a FREE cell, write, READY, publish the reference."""
+    cdef uint64_t index, word
+    cdef RingCell *cell
+    cdef Code code = cells_acquire(&ring.cells, 0, &ring.hint, ring.owner, &index, &word)
+    if code != OK:
+        return code
+    cell = <RingCell *> cell_word(&ring.cells, index)
+    cell.length = <uint32_t> length
+    memcpy(<uint8_t *> cell + sizeof(RingCell), data, length)
+    cell_publish(&ring.cells, index, word, READY)
+    code = refs_publish(&ring.refs, &ring.cells, CLAIMABLE, word_version(word), index)
+    if code != OK:
+        # withdrawn; where that fails somebody has it already, so it was pushed
+        if cell_free_if(&ring.cells, index, word_pack(word_version(word), READY, ring.owner)):
+            return code
+    wake_one(&ring.lines.items)
+    return OK
+
+
+cdef inline Code ring_take(Ring *ring, Ref *ref) noexcept nogil:
+    """READY or RETRY -> TAKEN(me) on the oldest; `ref.word` is the word held then. The place is still to be passed."""
+    cdef Code code
+    cdef uint64_t taken
+    while True:
+        code = refs_peek(&ring.refs, &ring.cells, CLAIMABLE, ref)
+        if code != OK:
+            return code
+        taken = word_pack(word_version(ref.word), TAKEN, ring.owner)
+        # C7: pairs with C5 and C6; whoever loses finds the place stale
+        if cas_acq_rel_u64(cell_word(&ring.cells, ref.cell), ref.word, taken):
+            ref.word = taken
+            return OK
+
+
+cdef inline void ring_free(Ring *ring, Ref *ref) noexcept nogil:
+    """TAKEN(me) -> FREE, then the place; the locked instruction of the place comes before the look at the waiters."""
+    cell_free_owned(&ring.cells, ref.cell, ref.word)
+    refs_pass(&ring.refs, ref)
+    store_relaxed_u64(&ring.hint, ref.cell)
+    wake_one(&ring.lines.space)
+
+
+cdef inline Code ring_put_back(Ring *ring, uint64_t index, uint64_t word) noexcept nogil:
+    """TAKEN(me) -> RETRY(me) with the next version, then published."""
+    cdef uint64_t back = word_pack(word_version(word) + 1, RETRY, ring.owner)
+    cdef Code code
+    # C6: pairs with R3
+    if not cas_seq_cst_u64(cell_word(&ring.cells, index), word, back):
+        return LOST
+    code = refs_publish(&ring.refs, &ring.cells, CLAIMABLE, word_version(back), index)
+    wake_one(&ring.lines.items)
+    return code
+
+
+cdef inline Code ring_has_items(void *context, bint thorough) noexcept nogil:
+    cdef Ring *ring = <Ring *> context
+    cdef Ref ref
+    return refs_peek(&ring.refs, &ring.cells, CLAIMABLE, &ref)
+
+
+cdef inline Code ring_has_space(void *context, bint thorough) noexcept nogil:
+    """While spinning only the cell that comes free next is looked at; before a sleep every one."""
+    cdef Ring *ring = <Ring *> context
+    cdef uint64_t i = load_relaxed_u64(&ring.hint)
+    if i >= ring.cells.count:
+        i = 0
+    if word_state(load_acquire_u64(cell_word(&ring.cells, i))) == FREE:
+        return OK
+    if thorough:
+        for i in range(ring.cells.count):
+            if word_state(load_acquire_u64(cell_word(&ring.cells, i))) == FREE:
+                store_relaxed_u64(&ring.hint, i)
+                return OK
+    return FULL

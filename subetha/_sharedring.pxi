@@ -1,0 +1,653 @@
+# SharedRing: cells and references in one file (algorithms: _cells.pxd, _ring.pxd).
+
+cdef object RING_CELL_BYTES = layout.RING_CELL.itemsize
+
+
+cdef class SharedRing(Mapped):
+    """A bounded queue of byte strings in one mapped file, for many producers and consumers in many processes.
+
+    Made by `create`, `open` or `open_or_create`. First in, first out; a message that was released goes to the end.
+    Every call may be made from any thread; none of the `try_` calls blocks. A handle takes a number at its first push, pop
+    or claim. A process that dies leaves nobody waiting: what it had pushed is there, what it was pushing is there whole or
+    not at all.
+
+    Source: owned cells and references, docs/design/cells.md.
+    """
+
+    cdef Ring ring
+    cdef Records records
+    cdef Number number
+    cdef int64_t generation
+    cdef uint64_t payload_size
+    cdef uint64_t cells_offset
+    cdef uint64_t no_epoch
+
+    def __init__(self):
+        raise TypeError("use SharedRing.create(path, capacity), SharedRing.open(path) or SharedRing.open_or_create(path, capacity)")
+
+    @staticmethod
+    def _sizes(capacity, payload_bytes, participants):
+        """Offsets of places, records and cells, stride of a cell, and size of the file (bytes)."""
+        places = LINES + layout.RING_LINES.itemsize
+        records = places + 2 * capacity * 8
+        cells = layout.align(records + participants * layout.PARTICIPANT.itemsize, layout.HOT_LINE)
+        stride = layout.align(RING_CELL_BYTES + payload_bytes, layout.LINE)
+        return places, records, cells, stride, cells + capacity * stride
+
+    @classmethod
+    def create(cls, path, capacity, *, payload_bytes=56, mode=0o600):
+        """Create the file and open it.
+
+        Parameters
+        ----------
+        path : str, bytes or os.PathLike
+        capacity : int
+            Cells, that is messages waiting or claimed at one time: a power of two from 2 to 2**20.
+        payload_bytes : int
+            Longest payload in bytes, from 8 to 4088.
+        mode : int
+            Permission bits, kept under any umask; a group's bits admit other users.
+
+        Raises
+        ------
+        ValueError
+            A number outside its limits.
+        FileExistsError
+            The name is taken; that file is untouched.
+        OSError
+            No space, or no permission; nothing is left behind.
+        """
+        check_cells("capacity", capacity, layout.MIN_CELLS)
+        check_bytes("payload_bytes", payload_bytes, layout.MIN_PAYLOAD_BYTES, layout.MAX_PAYLOAD_BYTES)
+        _, _, _, stride, size = SharedRing._sizes(capacity, payload_bytes, layout.RING_PARTICIPANTS)
+        files.create(
+            path, Kind.RING, size, capacity=capacity, cell_bytes=stride, payload_bytes=payload_bytes,
+            extra=layout.RING_PARTICIPANTS, mode=mode,
+        )
+        return cls.open(path)
+
+    @classmethod
+    def open(cls, path, readonly=False):
+        """Open an existing file.
+
+        Raises
+        ------
+        FileNotFoundError, PermissionError
+        LayoutMismatch
+            Not a ring of this layout version, or cut, or damaged.
+        """
+        cdef SharedRing ring = cls.__new__(cls)
+        ring.map_file(path, Kind.RING, readonly)
+        try:
+            ring.attach()
+        except BaseException:
+            ring.close()
+            raise
+        return ring
+
+    @classmethod
+    def open_or_create(cls, path, capacity, *, payload_bytes=56, mode=0o600):
+        """Open the file, or create it where there is none; any number of processes may do so at once.
+
+        Raises
+        ------
+        LayoutMismatch
+            It exists with another capacity or payload size. Otherwise as `create` and `open`.
+        """
+        check_cells("capacity", capacity, layout.MIN_CELLS)
+        check_bytes("payload_bytes", payload_bytes, layout.MIN_PAYLOAD_BYTES, layout.MAX_PAYLOAD_BYTES)
+        try:
+            ring = cls.open(path)
+        except FileNotFoundError:
+            try:
+                return cls.create(path, capacity, payload_bytes=payload_bytes, mode=mode)
+            except FileExistsError:
+                ring = cls.open(path)
+        if (ring.capacity, ring.payload_bytes) != (capacity, payload_bytes):
+            found = (ring.capacity, ring.payload_bytes)
+            ring.close()
+            raise errors.LayoutMismatch(
+                f"{os.fsdecode(path)}: expected capacity {capacity} and payload_bytes {payload_bytes}, found {found[0]} and "
+                f"{found[1]}; open it with open(), or choose another path"
+            )
+        return ring
+
+    cdef int attach(self) except -1:
+        header = self.file_header
+        capacity, payload, slots = int(header["capacity"]), int(header["payload_bytes"]), int(header["extra"])
+        try:
+            self.ring.cells.bits = check_cells("capacity", capacity, layout.MIN_CELLS)
+            check_bytes("payload_bytes", payload, layout.MIN_PAYLOAD_BYTES, layout.MAX_PAYLOAD_BYTES)
+            check_bytes("participants", slots, 1, layout.MAX_PARTICIPANTS)
+        except ValueError as error:
+            raise errors.LayoutMismatch(f"{self.file_path}: {error}; the file is damaged") from None
+        places, records, cells, stride, size = SharedRing._sizes(capacity, payload, slots)
+        files.check_size(self.file_path, size, self.bytes.shape[0])
+        self.ring.lines = <RingLines *> (self.base + LINES)
+        refs_init(
+            &self.ring.refs, &self.ring.lines.tail, &self.ring.lines.head, <uint64_t *> (self.base + <uint64_t> places), self.ring.cells.bits
+        )
+        self.records.first = <Participant *> (self.base + <uint64_t> records)
+        self.records.count = slots
+        self.cells_offset = cells
+        self.ring.cells.base = self.base + self.cells_offset
+        self.ring.cells.count = capacity
+        self.ring.cells.stride = stride
+        self.payload_size = payload
+        return 0
+
+    cdef inline int join(self) except -1:
+        """Have a number of this process's own; nearly always it is there already."""
+        if self.ring.owner != 0 and self.generation == fork_generation() and not private_get(&self.number.kept.lost):
+            return 0
+        return self.join_anew()
+
+    cdef int join_anew(self) except -1:
+        self.refuse_readonly()
+        if self.number is not None and self.number.is_mine():
+            return 0
+        if self.number is not None and private_get(&self.number.kept.lost):
+            raise errors.HeartbeatError(
+                f"{self.file_path}: the lock that proves this process alive is gone (its descriptor was closed by other "
+                "code); its claims may run elsewhere; open the file again"
+            )
+        cdef Number taken = take_number(
+            &self.records, self.fd, <int64_t> self.bytes.shape[0], os.getpid(), Role.WORKER, &self.no_epoch, False,
+            self.file_path,
+        )
+        self.number = taken
+        self.generation = fork_generation()
+        self.ring.owner = taken.slot + 1
+        return 0
+
+    cdef int give_up(self) except -1:
+        cdef uint64_t i, word
+        if self.number is None or not self.number.is_mine():
+            return 0
+        for i in range(self.ring.cells.count):
+            word = load_acquire_u64(cell_word(&self.ring.cells, i))
+            if word_owner(word) == self.ring.owner and word_state(word) == TAKEN:
+                ring_put_back(&self.ring, i, word)
+        self.number.give_up()
+        return 0
+
+    cdef int wake_all(self) except -1:
+        if not self.is_readonly:
+            wake_some(&self.ring.lines.items, 0x7FFFFFFF)
+            wake_some(&self.ring.lines.space, 0x7FFFFFFF)
+        return 0
+
+    @property
+    def capacity(self):
+        """Cells: messages that may wait or be claimed at one time."""
+        return self.ring.cells.count
+
+    @property
+    def payload_bytes(self):
+        """Longest payload in bytes."""
+        return self.payload_size
+
+    def __len__(self):
+        """Messages waiting (those claimed not counted); exact while nobody pushes or pops."""
+        self.enter()
+        try:
+            return refs_length(&self.ring.refs)
+        finally:
+            self.leave()
+
+    def __bool__(self):
+        return True
+
+    def cells(self):
+        """Every cell, for looking.
+
+        Returns
+        -------
+        numpy.ndarray, shape (capacity,), read-only
+            Fields `word` (u8: version << 20 | state << 16 | owner), `length` (u4, bytes) and `payload` (u1, (payload_bytes,)).
+            It changes under the reader and keeps the mapping alive.
+        """
+        self.enter()
+        try:
+            kind = np.dtype({
+                "names": ["word", "length", "payload"],
+                "formats": ["<u8", "<u4", ("u1", (self.payload_size,))],
+                "offsets": [0, 8, RING_CELL_BYTES],
+                "itemsize": self.ring.cells.stride,
+            })
+            view = np.asarray(self.map[self.cells_offset:]).view(kind)
+            view.flags.writeable = False
+            return view
+        finally:
+            self.leave()
+
+    # ---- push ----
+
+    cdef int check_payload(self, Text *text) except -1:
+        if <uint64_t> text.length > self.payload_size:
+            raise errors.PayloadTooLarge(
+                f"{self.file_path}: expected at most {self.payload_size} bytes, found {text.length}; send less, or create the "
+                f"ring with a larger payload_bytes (up to {layout.MAX_PAYLOAD_BYTES})"
+            )
+        return 0
+
+    cdef Code push_mending(self, Text *text) except *:
+        cdef Code code = ring_push(&self.ring, text.data, text.length)
+        if code == CORRUPT or code == NO_PLACE:
+            self.repair()
+            code = ring_push(&self.ring, text.data, text.length)
+        return code
+
+    cdef str full_text(self):
+        return f"all {self.ring.cells.count} cells hold a message that waits or is claimed"
+
+    def try_push(self, payload):
+        """Append one message.
+
+        Parameters
+        ----------
+        payload : contiguous buffer, at most `payload_bytes` long
+            Given back at its exact length.
+
+        Raises
+        ------
+        Full, PayloadTooLarge
+        """
+        cdef Text text
+        cdef Code code
+        self.enter()
+        try:
+            text_of(payload, &text)
+            try:
+                self.check_payload(&text)
+                self.join()
+                code = self.push_mending(&text)
+            finally:
+                text_done(&text)
+            if code != OK:
+                raise_code(code, self.file_path, self.full_text())
+        finally:
+            self.leave()
+
+    def push(self, payload, timeout=None):
+        """Append one message, waiting for a free cell.
+
+        Parameters
+        ----------
+        payload : contiguous buffer, at most `payload_bytes` long
+        timeout : float, optional
+            Seconds on the monotonic clock; None waits for ever, 0 does not wait.
+
+        Raises
+        ------
+        Full
+            At the timeout.
+        PayloadTooLarge
+        ValueError
+            The handle is closed, or was closed while this waited.
+        """
+        cdef Text text
+        cdef Code code
+        cdef int64_t deadline
+        self.enter()
+        try:
+            text_of(payload, &text)
+            try:
+                self.check_payload(&text)
+                self.join()
+                code = self.push_mending(&text)
+                if code == FULL:
+                    deadline = deadline_of(timeout)
+                    while code == FULL:
+                        with nogil:
+                            code = wait_for(
+                                &self.ring.lines.space, ring_has_space, &self.ring, &self.is_closed, deadline
+                            )
+                        if code == OK:
+                            code = self.push_mending(&text)
+                        elif code == SIGNAL:
+                            PyErr_CheckSignals()
+                            code = FULL
+                        elif code == TIMEOUT:
+                            raise_code(FULL, self.file_path, f"{self.full_text()}, and none came free in {timeout} s")
+            finally:
+                text_done(&text)
+            if code != OK:
+                raise_code(code, self.file_path, self.full_text())
+        finally:
+            self.leave()
+
+    def push_many(self, payloads):
+        """Append messages in order until no cell is free.
+
+        Parameters
+        ----------
+        payloads : sequence of contiguous buffers
+            All are checked before the first goes in.
+
+        Returns
+        -------
+        int
+            How many went in, from the front.
+
+        Raises
+        ------
+        PayloadTooLarge, TypeError
+            Nothing went in.
+        """
+        cdef Text text
+        cdef Code code
+        cdef Py_ssize_t n = 0
+        cdef list items = payloads if type(payloads) is list else list(payloads)
+        self.enter()
+        try:
+            for payload in items:
+                text_of(payload, &text)
+                try:
+                    self.check_payload(&text)
+                finally:
+                    text_done(&text)
+            self.join()
+            for payload in items:
+                text_of(payload, &text)
+                try:
+                    code = self.push_mending(&text)
+                finally:
+                    text_done(&text)
+                if code == FULL:
+                    break
+                if code != OK:
+                    raise_code(code, self.file_path, f"{n} of {len(items)} messages went in; repair() it")
+                n += 1
+            return n
+        finally:
+            self.leave()
+
+    # ---- pop and claim ----
+
+    cdef Code take_mending(self, Ref *ref) except *:
+        cdef Code code = ring_take(&self.ring, ref)
+        if code == CORRUPT:
+            self.repair()
+            code = ring_take(&self.ring, ref)
+        return code
+
+    cdef bytes pop_taken(self, Ref *ref):
+        """Copy the message of a cell just taken, and free cell and place."""
+        cdef RingCell *cell = <RingCell *> cell_word(&self.ring.cells, ref.cell)
+        cdef uint32_t length = cell.length
+        cdef bytes payload
+        if length > self.payload_size:
+            ring_free(&self.ring, ref)
+            raise errors.TransportError(
+                f"{self.file_path}: cell {ref.cell} says {length} bytes where at most {self.payload_size} fit: another process "
+                "damaged it; the message was dropped"
+            )
+        try:
+            payload = PyBytes_FromStringAndSize(<const char *> cell + sizeof(RingCell), length)
+        except MemoryError:
+            ring_put_back(&self.ring, ref.cell, ref.word)
+            refs_pass(&self.ring.refs, ref)
+            raise
+        ring_free(&self.ring, ref)
+        return payload
+
+    def try_pop(self):
+        """Take the oldest message.
+
+        Returns
+        -------
+        bytes
+
+        Raises
+        ------
+        Empty
+        """
+        cdef Ref ref
+        cdef Code code
+        self.enter()
+        try:
+            self.join()
+            code = self.take_mending(&ref)
+            if code == OK:
+                return self.pop_taken(&ref)
+            raise_code(code, self.file_path, "no message waits")
+        finally:
+            self.leave()
+
+    cdef int take_waiting(self, Ref *ref, object timeout) except -1:
+        """Take a cell, waiting for one; raises Empty at the timeout."""
+        cdef Code code
+        cdef int64_t deadline
+        self.join()
+        code = self.take_mending(ref)
+        if code == EMPTY:
+            deadline = deadline_of(timeout)
+            while code == EMPTY:
+                with nogil:
+                    code = wait_for(&self.ring.lines.items, ring_has_items, &self.ring, &self.is_closed, deadline)
+                if code == OK or code == CORRUPT:
+                    code = self.take_mending(ref)
+                elif code == SIGNAL:
+                    PyErr_CheckSignals()
+                    code = EMPTY
+                elif code == TIMEOUT:
+                    raise_code(EMPTY, self.file_path, f"no message came in {timeout} s")
+        if code != OK:
+            raise_code(code, self.file_path, "places and hints contradict each other; repair() it")
+        return 0
+
+    def pop(self, timeout=None):
+        """Take the oldest message, waiting for one.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds on the monotonic clock; None waits for ever, 0 does not wait.
+
+        Returns
+        -------
+        bytes
+
+        Raises
+        ------
+        Empty
+            At the timeout.
+        ValueError
+            The handle is closed, or was closed while this waited.
+        """
+        cdef Ref ref
+        self.enter()
+        try:
+            self.take_waiting(&ref, timeout)
+            return self.pop_taken(&ref)
+        finally:
+            self.leave()
+
+    def pop_many(self, n):
+        """Take up to `n` messages that wait now, oldest first.
+
+        Returns
+        -------
+        list of bytes
+            Empty where none waits.
+        """
+        cdef Ref ref
+        cdef Code code = OK
+        cdef Py_ssize_t wanted = n
+        cdef list taken = []
+        if wanted < 0:
+            raise ValueError(f"n: expected 0 or more, found {n}")
+        self.enter()
+        try:
+            self.join()
+            while wanted > 0:
+                code = self.take_mending(&ref)
+                if code != OK:
+                    break
+                taken.append(self.pop_taken(&ref))
+                wanted -= 1
+            if code == CORRUPT and not taken:
+                raise_code(code, self.file_path, "places and hints contradict each other; repair() it")
+            return taken
+        finally:
+            self.leave()
+
+    def try_claim(self):
+        """Claim the oldest message: it stays in its cell, this process's own, until the claim is ended.
+
+        Returns
+        -------
+        Claim
+
+        Raises
+        ------
+        Empty
+        """
+        cdef Ref ref
+        cdef Code code
+        self.enter()
+        try:
+            self.join()
+            code = self.take_mending(&ref)
+            if code == OK:
+                return self.claim_taken(&ref)
+            raise_code(code, self.file_path, "no message waits")
+        finally:
+            self.leave()
+
+    def claim(self, timeout=None):
+        """Claim the oldest message, waiting for one (as `pop`)."""
+        cdef Ref ref
+        self.enter()
+        try:
+            self.take_waiting(&ref, timeout)
+            return self.claim_taken(&ref)
+        finally:
+            self.leave()
+
+    cdef RingClaim claim_taken(self, Ref *ref):
+        cdef RingCell *cell = <RingCell *> cell_word(&self.ring.cells, ref.cell)
+        cdef RingClaim claim
+        if cell.length > self.payload_size:
+            self.pop_taken(ref)
+        refs_pass(&self.ring.refs, ref)
+        claim = RingClaim.__new__(RingClaim)
+        claim.holder = self
+        claim.cell = ref.cell
+        claim.word = ref.word
+        claim.data = <uint8_t *> cell + sizeof(RingCell)
+        claim.length = cell.length
+        claim.generation = self.generation
+        return claim
+
+    def repair(self):
+        """Make hints, places and cells agree again, and publish every waiting message that no place leads to.
+
+        For a ring whose bytes another process has damaged; calls that meet a contradiction run it themselves. Others may
+        push and pop meanwhile. Messages keep their contents; their order is that of the cells where places were lost.
+
+        Returns
+        -------
+        int
+            How many messages were found again.
+
+        Raises
+        ------
+        TransportError
+            Another process is at it.
+        """
+        cdef uint64_t i, found = 0
+        cdef uint64_t word
+        cdef uint8_t[::1] seen
+        self.enter()
+        try:
+            self.join()
+            lock = lock_take(self.fd, <int64_t> self.bytes.shape[0] + layout.MAX_PARTICIPANTS + 1)
+            if lock < 0:
+                raise errors.TransportError(f"{self.file_path}: another process is repairing it; try again")
+            try:
+                seen = np.zeros(self.ring.cells.count, np.uint8)
+                refs_mend(&self.ring.refs)
+                refs_mark(&self.ring.refs, &self.ring.cells, CLAIMABLE, &seen[0])
+                for i in range(self.ring.cells.count):
+                    word = cell_mend(&self.ring.cells, i, self.records.count, self.ring.owner)
+                    if not seen[i] and word_is_one_of(word, CLAIMABLE):
+                        if refs_publish(&self.ring.refs, &self.ring.cells, CLAIMABLE, word_version(word), i) == OK:
+                            found += 1
+                            wake_one(&self.ring.lines.items)
+                return found
+            finally:
+                os.close(lock)
+        finally:
+            self.leave()
+
+
+@cython.final
+cdef class RingClaim(Claim):
+    """A message claimed from a ring used alone."""
+
+    cdef int end(self, bint back) except -1:
+        cdef SharedRing ring = <SharedRing> self.holder
+        cdef Code code
+        ring.enter()
+        try:
+            self.check()
+            self.let_go_of_view()
+            self.is_over = True
+            if back:
+                code = ring_put_back(&ring.ring, self.cell, self.word)
+                if code != OK:
+                    ring.repair()
+            else:
+                # C4: pairs with C1
+                if cell_free_if(&ring.ring.cells, self.cell, self.word):
+                    store_relaxed_u64(&ring.ring.hint, self.cell)
+                    wake_one(&ring.ring.lines.space)
+                else:
+                    raise_code(LOST, ring.file_path, "")
+        finally:
+            ring.leave()
+        return 0
+
+    def started(self):
+        """Nothing is counted in a ring used alone; only that the claim is still held is checked."""
+        self.check()
+        self.is_started = True
+
+    def reply(self, payload):
+        """Not from a ring used alone: it has no side for results.
+
+        Raises
+        ------
+        UnsupportedTransportFamily
+        """
+        raise errors.UnsupportedTransportFamily(
+            f"{self.holder.file_path}: a ring has no side for results; push the reply into another ring, then ack()"
+        )
+
+    def ack(self):
+        """Done: the cell is free again.
+
+        Raises
+        ------
+        ValueError
+            The claim is over, its handle closed, or it belongs to a parent process.
+        BufferError
+            A view of the payload is still in use.
+        """
+        self.end(False)
+
+    def release(self):
+        """Put the message back, at the end of the ring.
+
+        Raises
+        ------
+        ValueError, BufferError
+            As `ack`.
+        """
+        self.end(True)
+
+    def __del__(self):
+        if not self.is_over and self.generation == fork_generation() and not private_get(&self.holder.is_closed):
+            self.end(True)

@@ -1,0 +1,71 @@
+"""Every exception that Subetha raises, below one root.
+
+Each also derives from what a caller already catches (`queue.Full`, `queue.Empty`, `ValueError`), and each message
+carries the values: what was expected, what was found, what to do.
+"""
+
+import queue
+
+
+class SubethaError(Exception):
+    """Root of all errors of this package."""
+
+
+class LayoutMismatch(SubethaError):
+    """A file is not what was asked for: wrong magic, version, kind, size, checksum or owner."""
+
+
+class TransportError(SubethaError):
+    """A message could not be moved through a ring or a queue."""
+
+
+class Full(TransportError, queue.Full):
+    """No room at the moment; the message says which limit was hit."""
+
+
+class Empty(TransportError, queue.Empty):
+    """Nothing to take at the moment."""
+
+
+class PayloadTooLarge(TransportError, ValueError):
+    """A payload is longer than the cells of this file."""
+
+
+class ArenaFull(TransportError):
+    """No block of the size asked for is left, or the disk is full."""
+
+
+class HeartbeatError(SubethaError):
+    """A heartbeat table refused a registration or a slot."""
+
+
+class TableFull(HeartbeatError):
+    """Every slot of the heartbeat table is taken."""
+
+
+class SchedError(SubethaError):
+    """The scheduler refused a pass, a result or a transport."""
+
+
+class ArgsTooLarge(SchedError, ValueError):
+    """The arguments of a pass do not fit the submit transport."""
+
+
+class UnsupportedTransportFamily(SchedError):
+    """This kind of transport cannot do what was asked of it."""
+
+
+class PassError(SubethaError):
+    """A pass ran to an error instead of a result."""
+
+
+class UnknownClosureId(PassError, LookupError):
+    """No handler is registered under this closure id."""
+
+
+class ExecutionError(PassError):
+    """A handler raised; the text begins with the class name of what it raised."""
+
+
+class ResultTooLarge(SchedError, PassError):
+    """A result does not fit the result transport; it reaches the submitter in place of the result."""

@@ -1,0 +1,415 @@
+"""The queue directory: jobs go in, run in other processes, and their results come back to whoever submitted them.
+
+Files of a queue (all made from the pool's geometry, so whoever opens it completes what is missing):
+
+    pool                    cells, one a job
+    arena                   blocks for long arguments and results
+    back-N, submit-N        rings of references, N = priority
+    table                   participants, their locks and beats
+    mail/NNNNN              a mailbox ring for each client, made at its first submit
+"""
+
+import os
+import zlib
+from collections import Counter
+from typing import NamedTuple, Self
+
+import numpy as np
+
+from subetha import files
+from subetha._core import HeartbeatTable, JobClaim, QueueHandle
+from subetha.errors import LayoutMismatch, UnsupportedTransportFamily
+from subetha.layout import (
+    LINE,
+    LINES_OFFSET,
+    MAX_CELLS,
+    MAX_PARTICIPANTS,
+    MIN_BLOCK_BYTES,
+    MIN_QUEUE_CELLS,
+    POOL_LINES,
+    PRIORITIES,
+    QUEUE_GEOMETRY,
+    STATE_SHIFT,
+    CellState,
+    Kind,
+    Role,
+)
+
+MIN_AREA_BYTES, MAX_AREA_BYTES = 56, 32_768
+MAX_ARENA_BYTES = 2**36
+LARGEST_RESERVE = 64
+
+
+class QueueStats(NamedTuple):
+    """What a queue holds, counted cell by cell while others work (so parts may be a moment apart).
+
+    Attributes
+    ----------
+    cells : int
+        Size of the pool; `reserve` of them are kept for rescue.
+    free, waiting, running, done, other : int
+        Cells in these states: `waiting` READY or RETRY, `running` TAKEN, `done` results not collected yet,
+        `other` whatever is between two states or set aside.
+    waiting_by_priority : tuple of int
+        `waiting`, by priority.
+    states : dict
+        Cells by the name of their state.
+    participants : int
+        Handles that take part now and are alive.
+    quota, reserve : int
+        Cells that one client may hold; cells kept back from submitters.
+    arena_bytes, arena_backed_bytes : int
+        Bytes of blocks that may have disk behind them, and that have.
+    """
+
+    cells: int
+    free: int
+    waiting: int
+    running: int
+    done: int
+    other: int
+    waiting_by_priority: tuple[int, ...]
+    states: dict[str, int]
+    participants: int
+    quota: int
+    reserve: int
+    arena_bytes: int
+    arena_backed_bytes: int
+
+
+class JobQueue(QueueHandle):
+    """A queue directory, opened.
+
+    One process creates it, any number open it. A handle may be used by several threads; it takes a number at its first
+    submit, claim or receive, and its results come back to it alone. Results that were not collected when it closes are
+    dropped; its jobs still run.
+
+    Calls: `submit`, `cancel`, `try_recv`, `recv`, `recv_many`, `try_claim`, `claim`, `stats`, `cells`, `repair`, `close`.
+    """
+
+    @classmethod
+    def create(
+        cls,
+        path: files.Path,
+        cells: int = 4096,
+        *,
+        job_bytes: int = 192,
+        result_bytes: int = 192,
+        participants: int = 1024,
+        arena_bytes: int = 2**30,
+        quota: int | None = None,
+        mode: int = 0o600,
+        role: Role = Role.CLIENT,
+    ) -> Self:
+        """Create a queue directory and open it.
+
+        Parameters
+        ----------
+        path : path
+            The directory; made where it is missing (its parent must be there).
+        cells : int
+            Jobs that may be waiting, running or uncollected at one time: a power of two from 16 to 2**20.
+        job_bytes, result_bytes : int
+            Bytes for a job's and a result's frame inside a cell, 56 to 32,768; longer ones go to blocks.
+        participants : int
+            Handles that may take part at one time, 1 to 65,534.
+        arena_bytes : int
+            Bytes of blocks in use at one time, 4096 to 2**36. Taken from the disk only as they are used; the file's apparent
+            size is a multiple of it.
+        quota : int, optional
+            Cells that one client may hold; default: half of them.
+        mode : int
+            Permission bits of the files, kept under any umask.
+        role : Role
+            What this handle is called in the table.
+
+        Raises
+        ------
+        ValueError, TypeError
+            A number outside its limits.
+        FileExistsError
+            There is a queue already; it is untouched.
+        OSError
+            No space, or no permission.
+        """
+        geometry = _geometry(cells, job_bytes, result_bytes, participants, arena_bytes, quota)
+        _create_pool(path, cells, geometry, mode)
+        return cls.open(path, role=role)
+
+    @classmethod
+    def open(cls, path: files.Path, readonly: bool = False, *, role: Role = Role.CLIENT) -> Self:
+        """Open an existing queue directory.
+
+        Parameters
+        ----------
+        readonly : bool
+            Map for looking only: no number is taken, `submit`, `claim` and `recv` are refused.
+        role : Role
+
+        Raises
+        ------
+        FileNotFoundError
+            No queue there.
+        LayoutMismatch
+            Files of another layout version, cut, damaged, or of different queues.
+        """
+        if not readonly:
+            _complete(path)
+        return cls._attach(path, readonly, role)
+
+    @classmethod
+    def open_or_create(
+        cls,
+        path: files.Path,
+        cells: int = 4096,
+        *,
+        job_bytes: int = 192,
+        result_bytes: int = 192,
+        participants: int = 1024,
+        arena_bytes: int = 2**30,
+        quota: int | None = None,
+        mode: int = 0o600,
+        role: Role = Role.CLIENT,
+    ) -> Self:
+        """Open the queue, or create it where there is none; any number of processes may do so at once.
+
+        Raises
+        ------
+        LayoutMismatch
+            It exists with other numbers. Otherwise as `create` and `open`.
+        """
+        geometry = _geometry(cells, job_bytes, result_bytes, participants, arena_bytes, quota)
+        try:
+            queue = cls.open(path, role=role)
+        except FileNotFoundError:
+            try:
+                _create_pool(path, cells, geometry, mode)
+            except FileExistsError:
+                pass  # another process was faster: its queue is opened
+            queue = cls.open(path, role=role)
+        asked = (cells, *(int(geometry[name]) for name in _GEOMETRY_NAMES))
+        found = (queue.cells_total, *(int(getattr(queue, name)) for name in _GEOMETRY_NAMES))
+        if asked != found:
+            queue.close()
+            names = ("cells", *_GEOMETRY_NAMES)
+            differing = ", ".join(
+                f"{name} {a} (found {f})" for name, a, f in zip(names, asked, found, strict=True) if a != f
+            )
+            raise LayoutMismatch(
+                f"{os.fsdecode(path)}: expected {differing}; open it with open(), or choose another directory"
+            )
+        return queue
+
+    @property
+    def participants(self) -> int:
+        """Handles that may take part at one time."""
+        return self.heartbeat.capacity
+
+    def stats(self) -> QueueStats:
+        """Count the cells by state, the participants and the arena's use. Does not block."""
+        cells = self.cells()
+        words = cells["word"].copy()
+        codes = (words >> STATE_SHIFT).astype(np.uint8) & 0xF
+        counts = Counter(
+            {
+                CellState(code).name if code < len(CellState) else "UNKNOWN": int(n)
+                for code, n in enumerate(np.bincount(codes, minlength=16))
+                if n
+            }
+        )
+        waits = (codes == CellState.READY) | (codes == CellState.RETRY)
+        levels = np.minimum(cells["priority"][waits], PRIORITIES - 1)
+        waiting = counts["READY"] + counts["RETRY"]
+        return QueueStats(
+            cells=len(cells),
+            free=counts["FREE"],
+            waiting=waiting,
+            running=counts["TAKEN"],
+            done=counts["DONE"],
+            other=len(cells) - counts["FREE"] - waiting - counts["TAKEN"] - counts["DONE"],
+            waiting_by_priority=tuple(int(n) for n in np.bincount(levels, minlength=PRIORITIES)),
+            states=dict(counts),
+            participants=len(list(self.heartbeat)),
+            quota=self.quota,
+            reserve=self.reserve,
+            arena_bytes=self.arena_bytes,
+            arena_backed_bytes=self.arena_backed_bytes,
+        )
+
+    @property
+    def submit_side(self) -> "SubmitSide":
+        """The queue as a transport of submit frames; its claims reply to the client that submitted."""
+        return SubmitSide(self)
+
+    @property
+    def result_side(self) -> "ResultSide":
+        """This handle's mailbox as a transport of result frames."""
+        return ResultSide(self)
+
+
+class SubmitSide:
+    """A queue as a MessageTransport of submit frames (`wire.py`). The queue numbers the jobs itself."""
+
+    claims_reply = True
+    payload_bytes = None
+
+    def __init__(self, queue: JobQueue) -> None:
+        self._queue = queue
+        self.try_claim = queue.try_claim
+        self.claim = queue.claim
+
+    def try_push(self, payload: bytes) -> int:
+        """Submit the frame at priority 1; returns the job id, whose lower half is the token. Raises Full."""
+        return self._queue._push_frame(payload, 0)
+
+    def push(self, payload: bytes, timeout: float | None = None) -> int:
+        """As `try_push`, waiting for room up to `timeout` seconds."""
+        return self._queue._push_frame(payload, timeout)
+
+    def try_pop(self) -> bytes:
+        """Claim a job, acknowledge it and give back its frame: delivered at most once, and no result will come."""
+        return self._pop(self.try_claim())
+
+    def pop(self, timeout: float | None = None) -> bytes:
+        """As `try_pop`, waiting for a job."""
+        return self._pop(self.claim(timeout))
+
+    @staticmethod
+    def _pop(claim: JobClaim) -> bytes:
+        frame = claim.tobytes()
+        claim.ack()
+        return frame
+
+
+class ResultSide:
+    """A handle's mailbox as a MessageTransport of result frames (`wire.py`); for taking only."""
+
+    payload_bytes = None
+
+    def __init__(self, queue: JobQueue) -> None:
+        self._queue = queue
+
+    def try_push(self, payload: bytes) -> None:
+        """Not here: a result goes out through `reply` of its job's claim.
+
+        Raises
+        ------
+        UnsupportedTransportFamily
+        """
+        raise UnsupportedTransportFamily(
+            f"{self._queue.path}: results go to their clients through the claim's reply(); nothing can be pushed here"
+        )
+
+    def try_claim(self) -> JobClaim:
+        """Not here: a result is taken by `try_pop`.
+
+        Raises
+        ------
+        UnsupportedTransportFamily
+        """
+        raise UnsupportedTransportFamily(f"{self._queue.path}: results are popped, not claimed; use try_pop() or pop()")
+
+    def try_pop(self) -> bytes:
+        """Take a result frame that is there; its token is the job id's lower half. Raises Empty."""
+        return self._queue._pop_frame(0)
+
+    def pop(self, timeout: float | None = None) -> bytes:
+        """As `try_pop`, waiting for a result."""
+        return self._queue._pop_frame(timeout)
+
+
+_GEOMETRY_NAMES = ("job_bytes", "result_bytes", "participants", "quota", "arena_bytes")
+
+
+def _geometry(
+    cells: int, job_bytes: int, result_bytes: int, participants: int, arena_bytes: int, quota: int | None
+) -> np.void:
+    _check("cells", cells, MIN_QUEUE_CELLS, MAX_CELLS)
+    if cells & (cells - 1):
+        raise ValueError(f"cells: expected a power of two from {MIN_QUEUE_CELLS} to {MAX_CELLS}, found {cells}")
+    _check("job_bytes", job_bytes, MIN_AREA_BYTES, MAX_AREA_BYTES)
+    _check("result_bytes", result_bytes, MIN_AREA_BYTES, MAX_AREA_BYTES)
+    _check("participants", participants, 1, MAX_PARTICIPANTS)
+    _check("arena_bytes", arena_bytes, MIN_BLOCK_BYTES, MAX_ARENA_BYTES)
+    reserve = max(1, min(LARGEST_RESERVE, cells // 64))
+    if quota is not None:
+        _check("quota", quota, 1, cells - reserve)
+    geometry = np.zeros(1, QUEUE_GEOMETRY)
+    geometry["job_bytes"] = job_bytes
+    geometry["result_bytes"] = result_bytes
+    geometry["participants"] = participants
+    geometry["quota"] = cells // 2 if quota is None else quota
+    geometry["reserve"] = reserve
+    geometry["arena_bytes"] = arena_bytes
+    geometry["crc32"] = zlib.crc32(geometry.tobytes()[:-4])
+    return geometry[0]
+
+
+def _check(name: str, value: int, least: int, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}: expected an int from {least} to {most}, found {type(value).__name__}")
+    if not least <= value <= most:
+        raise ValueError(f"{name}: expected {least} to {most}, found {value}")
+
+
+def _create_pool(path: files.Path, cells: int, geometry: np.void, mode: int) -> None:
+    """The pool decides: who links it first has made the queue."""
+    directory = os.fsencode(path)
+    # a group that may open the files must be able to enter the directory
+    permissions = 0o700 | (mode & 0o070 and 0o070)
+    try:
+        os.mkdir(directory, permissions)
+        os.chmod(directory, permissions)
+    except FileExistsError:
+        if not os.path.isdir(directory):
+            raise NotADirectoryError(20, "a queue is a directory; choose another path", os.fsdecode(directory)) from None
+
+    def fill(contents: files.Bytes) -> None:
+        contents[LINE : 2 * LINE] = np.frombuffer(geometry.tobytes(), np.uint8)
+
+    _, stride, size = QueueHandle._pool_sizes(cells, int(geometry["job_bytes"]), int(geometry["result_bytes"]))
+    files.create(
+        os.path.join(directory, b"pool"),
+        Kind.POOL,
+        size,
+        capacity=cells,
+        cell_bytes=stride,
+        payload_bytes=int(geometry["job_bytes"]),
+        mode=mode,
+        fill=fill,
+    )
+
+
+def _complete(path: files.Path) -> None:
+    """Make the files that the pool's creator has not made (yet, or because it died); others may do so at once."""
+    directory = os.fsencode(path)
+    if not os.path.exists(os.path.join(directory, b"pool")):
+        raise FileNotFoundError(
+            2, "no queue here (it has no file 'pool'); create it with JobQueue.create", os.fsdecode(directory)
+        )
+    names = [*(b"%s-%d" % (kind, n) for n in range(PRIORITIES) for kind in (b"back", b"submit")), b"arena", b"table", b"mail"]
+    missing = [name for name in names if not os.path.exists(os.path.join(directory, name))]
+    if not missing:
+        return
+    contents, header, fd = files.open_mapped(os.path.join(directory, b"pool"), Kind.POOL, readonly=True)
+    os.close(fd)
+    files.check_size(directory, max(len(contents), LINES_OFFSET + POOL_LINES.itemsize), len(contents))
+    geometry = np.frombuffer(contents[LINE : 2 * LINE].tobytes(), QUEUE_GEOMETRY)[0]
+    cells, mode = int(header["capacity"]), int(header["mode"])
+    for name in missing:
+        target = os.path.join(directory, name)
+        try:
+            if name == b"mail":
+                os.mkdir(target, 0o700 | (mode & 0o070 and 0o070))
+                os.chmod(target, 0o700 | (mode & 0o070 and 0o070))
+            elif name == b"table":
+                HeartbeatTable.create(target, int(geometry["participants"]), mode=mode).close()
+            elif name == b"arena":
+                limit = int(geometry["arena_bytes"])
+                *_, words_end, size = QueueHandle._arena_sizes(limit)
+                files.create(target, Kind.ARENA, size, capacity=limit, mode=mode, sparse_from=words_end)
+            else:
+                size = QueueHandle._references_size(cells)
+                files.create(target, Kind.REFERENCES, size, capacity=cells, cell_bytes=8, mode=mode)
+        except FileExistsError:
+            pass  # another process was faster

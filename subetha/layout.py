@@ -1,0 +1,232 @@
+"""Every byte that Subetha maps, as numpy structured dtypes.
+
+The Cython core declares the same structs (`_layout.pxd`) and compares sizes and offsets with these at import.
+All numbers are little-endian; lines that several processes write are 128 bytes apart.
+`docs/design/memory-layout.md` shows the files as pictures.
+"""
+
+import enum
+from typing import NamedTuple
+
+import numpy as np
+
+MAGIC = b"SUBETHA\x00"
+LAYOUT_VERSION = 1
+
+LINE = 64
+"""Bytes of a cache line; headers and cells are multiples of it."""
+HOT_LINE = 128
+"""Distance of two words that different processes write (adjacent-line prefetch)."""
+
+MIN_CELLS, MAX_CELLS = 2, 2**20
+MIN_QUEUE_CELLS = 16
+MAX_PARTICIPANTS = 65_534
+MIN_PAYLOAD_BYTES, MAX_PAYLOAD_BYTES = 8, 4088
+RING_PARTICIPANTS = 1022
+"""Handles that may hold a ring used alone at one time."""
+PRIORITIES = 3
+MIN_BLOCK_BYTES = 4096
+SIZE_CLASSES = 28
+"""Most size classes of an arena: blocks of 4096 << n bytes."""
+
+
+class Kind(enum.IntEnum):
+    """What a file is (`FILE_HEADER['kind']`)."""
+
+    RING = 1
+    DEQUE = 2
+    MAP = 3
+    TABLE = 4
+    POOL = 5
+    ARENA = 6
+    REFERENCES = 7
+
+
+class CellState(enum.IntEnum):
+    """States of a cell; `docs/design/cells.md` has the diagram."""
+
+    FREE = 0
+    WRITING = 1
+    READY = 2
+    TAKEN = 3
+    DONE = 4
+    COLLECTED = 5
+    RETRY = 6
+    FENCED = 7
+    PARKED = 8
+    DEAD = 9
+    QUARANTINED = 10
+
+
+class BlockState(enum.IntEnum):
+    """States of a block of the arena."""
+
+    FREE_HOLE = 0
+    FREE_BACKED = 1
+    OWNED = 2
+    LINKED = 3
+
+
+class SlotState(enum.IntEnum):
+    """States of a record of a heartbeat table."""
+
+    FREE = 0
+    USED = 1
+    DYING = 2
+
+
+class Role(enum.IntEnum):
+    """What a participant does; a label for people."""
+
+    WORKER = 1
+    CLIENT = 2
+
+
+class HeartbeatSnapshot(NamedTuple):
+    """One participant, as its record stood at one moment.
+
+    Attributes
+    ----------
+    pid : int
+        The process id it registered with: a label, not proof of life.
+    last_seen_epoch : int
+        Global epoch at its last beat.
+    in_flight_bitmap : int
+        64 bits, one a job it said to be running.
+    role : Role
+    """
+
+    pid: int
+    last_seen_epoch: int
+    in_flight_bitmap: int
+    role: Role
+
+
+FILE_HEADER = np.dtype(
+    [
+        ("magic", "S8"),
+        ("layout_version", "<u4"),
+        ("kind", "<u4"),
+        ("capacity", "<u8"),
+        ("cell_bytes", "<u4"),
+        ("payload_bytes", "<u4"),
+        ("flags", "<u4"),
+        ("mode", "<u4"),
+        ("created_ns", "<u8"),
+        ("extra", "<u8"),
+        ("reserved", "<u4"),
+        ("crc32", "<u4"),
+    ]
+)
+"""Written once; the CRC-32 is over the bytes before it."""
+
+RING_LINES = np.dtype(
+    {
+        "names": ["tail", "head", "items", "space"],
+        "formats": ["<u8", "<u8", "<u4", "<u4"],
+        "offsets": [0, HOT_LINE, 2 * HOT_LINE, 3 * HOT_LINE],
+        "itemsize": 4 * HOT_LINE,
+    }
+)
+"""Hints of a ring and the futex words of those who wait for items and for space."""
+
+POOL_LINES = np.dtype(
+    {
+        "names": ["items", "space"],
+        "formats": ["<u4", "<u4"],
+        "offsets": [0, HOT_LINE],
+        "itemsize": 2 * HOT_LINE,
+    }
+)
+
+QUEUE_GEOMETRY = np.dtype(
+    [
+        ("job_bytes", "<u4"),
+        ("result_bytes", "<u4"),
+        ("participants", "<u4"),
+        ("quota", "<u4"),
+        ("reserve", "<u4"),
+        ("reserved", "<u4"),
+        ("arena_bytes", "<u8"),
+        ("padding", "V28"),
+        ("crc32", "<u4"),
+    ]
+)
+"""Second line of a pool, written once: what every other file of the queue is made from."""
+
+RING_CELL = np.dtype([("word", "<u8"), ("length", "<u4"), ("reserved", "<u4")])
+"""Header of a cell of a structure used alone; the payload follows."""
+
+JOB_CELL = np.dtype(
+    [
+        ("word", "<u8"),
+        ("job_id", "<u8"),
+        ("job_length", "<u8"),
+        ("result_length", "<u8"),
+        ("job_block", "<u8"),
+        ("result_block", "<u8"),
+        ("attempts", "<u2"),
+        ("max_attempts", "<u2"),
+        ("priority", "u1"),
+        ("flags", "u1"),
+        ("reserved", "<u2"),
+        ("timeout_ns", "<u8"),
+        ("submitted_ns", "<u8"),
+        ("started_ns", "<u8"),
+        ("due_ns", "<u8"),
+        ("deadline_ns", "<u8"),
+        ("progress", "<u8"),
+        ("cancel", "<u4"),
+        ("job_crc32", "<u4"),
+        ("result_crc32", "<u4"),
+        ("reserved2", "<u4"),
+        ("reserved3", "<u8"),
+    ]
+)
+"""Header of a cell of a queue; the job area and the result area follow."""
+
+TABLE_LINES = np.dtype({"names": ["epoch"], "formats": ["<u8"], "offsets": [0], "itemsize": HOT_LINE})
+
+PARTICIPANT = np.dtype(
+    [
+        ("status", "<u8"),
+        ("last_seen_epoch", "<u8"),
+        ("in_flight_bitmap", "<u8"),
+        ("completed", "<u8"),
+        ("boot_hash", "<u8"),
+        ("started_ns", "<u8"),
+        ("runs", "<u8"),
+        ("pid", "<u4"),
+        ("role", "<u4"),
+    ]
+)
+"""Record of a participant; its number is slot + 1. `status` = incarnation << 8 | SlotState."""
+
+IN_FLIGHT_CELLS = np.dtype(("<u4", (64,)))
+"""Cell numbers beside a participant's bitmap, one a bit."""
+
+ARENA_LINES = np.dtype(
+    {
+        "names": ["backed_bytes", "high"],
+        "formats": ["<u8", ("<u8", (SIZE_CLASSES,))],
+        "offsets": [0, HOT_LINE],
+        "itemsize": HOT_LINE + 8 * SIZE_CLASSES,
+    }
+)
+"""Hints of an arena: bytes that have disk behind them, and for each size class the first block that never had."""
+
+LINES_OFFSET = 128
+"""Where the lines that change begin in every file."""
+
+STATE_SHIFT, VERSION_SHIFT = 16, 20
+VERSION_MASK = (1 << 44) - 1
+
+
+def cell_word(version: int, state: int, owner: int) -> int:
+    """Pack a cell's state word: version 44 bits, state 4, owner 16."""
+    return (version & VERSION_MASK) << VERSION_SHIFT | state << STATE_SHIFT | owner
+
+
+def align(value: int, step: int) -> int:
+    """Round `value` up to a multiple of `step`."""
+    return -(-value // step) * step
