@@ -78,11 +78,11 @@ cdef inline Code cells_acquire(
     if i < first or i >= cells.count:
         i = first
     while n > 0:
-        # C1: pairs with the release of whoever freed the cell (C3, C4): its last reads come before our writes
+        # C1: pairs with C3 and C4; the last reads of whoever freed the cell come before our writes
         seen = load_acquire_u64(cell_word(cells, i))
         if word_state(seen) == FREE:
             claimed = word_pack(word_version(seen), WRITING, owner)
-            # C2: pairs with C1 of other submitters
+            # C2: pairs with C3 and C4, as C1; one submitter wins
             if cas_acq_rel_u64(cell_word(cells, i), seen, claimed):
                 index[0] = i
                 word[0] = claimed
@@ -97,7 +97,7 @@ cdef inline Code cells_acquire(
 
 cdef inline void cell_publish(Cells *cells, uint64_t index, uint64_t word, CellState state) noexcept nogil:
     """Owner's store of the next state, with everything it wrote in the cell before it."""
-    # C5: pairs with R3 in refs_peek of whoever follows the reference
+    # C5: pairs with R3 and C7 of whoever follows the reference
     store_release_u64(cell_word(cells, index), word_pack(word_version(word), state, word_owner(word)))
 
 

@@ -63,13 +63,13 @@ cdef inline Code record_snapshot(Participant *record, Participant *copy) noexcep
     cdef int tries
     cdef uint64_t status
     for tries in range(SNAPSHOT_TRIES):
-        # H2: pairs with H1
+        # H2: pairs with H1 and H3
         status = load_seq_cst_u64(&record.status)
         if status_state(status) != SLOT_USED:
             return EMPTY
         copy.pid = record.pid
         copy.role = record.role
-        # T2: pairs with T1
+        # T2: pairs with T1 and T3
         copy.last_seen_epoch = load_acquire_u64(&record.last_seen_epoch)
         copy.in_flight_bitmap = load_acquire_u64(&record.in_flight_bitmap)
         copy.completed = load_acquire_u64(&record.completed)

@@ -65,11 +65,13 @@ cdef class Mapped:
         private_set(&self.is_finished, 0)
         return 0
 
+    @cython.final
     cdef int refuse_readonly(self) except -1:
         if self.is_readonly:
             raise errors.TransportError(f"{self.file_path}: opened read-only; open it without readonly=True to change it")
         return 0
 
+    @cython.final
     cdef inline int enter(self) except -1:
         private_add(&self.users, 1)
         if private_get(&self.is_closed):
@@ -77,6 +79,7 @@ cdef class Mapped:
             raise ValueError(f"{self.file_path}: this handle is closed")
         return 0
 
+    @cython.final
     cdef inline int leave(self) except -1:
         if private_add(&self.users, -1) == 0 and private_get(&self.is_closed):
             self.finish()
@@ -269,6 +272,7 @@ cdef class Claim:
     cdef bint is_started
     cdef object view
 
+    @cython.final
     cdef int check(self) except -1:
         if self.is_over:
             raise ValueError("this claim is over: it was acknowledged, answered or put back before")
@@ -276,6 +280,7 @@ cdef class Claim:
             raise ValueError("this claim belongs to the process that forked this one; only that one can end it")
         return 0
 
+    @cython.final
     cdef int let_go_of_view(self) except -1:
         if self.view is not None:
             self.view.release()

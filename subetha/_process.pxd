@@ -48,8 +48,11 @@ cdef inline void wake_some(uint32_t *word, int most) noexcept nogil:
     for tries in range(16):
         seen = load_seq_cst_u32(word)
         if cas_seq_cst_u32(word, seen, seen + WAKE_STEP):
-            if futex_wake_u32(word, most) < 1:
-                cas_seq_cst_u32(word, seen + WAKE_STEP, (seen + WAKE_STEP) & ~<uint32_t> WAITERS_BIT)
+            if futex_wake_u32(word, most) < 1 and cas_seq_cst_u32(
+                word, seen + WAKE_STEP, (seen + WAKE_STEP) & ~<uint32_t> WAITERS_BIT
+            ):
+                # whoever fell asleep between the two lines above, on the word with the bit
+                futex_wake_u32(word, 0x7FFFFFFF)
             return
     futex_wake_u32(word, most)
 

@@ -89,7 +89,8 @@ cdef inline Mailbox *job_mailbox(Queue *q, uint64_t job_id) noexcept nogil:
 
 
 cdef inline bint client_is_there(Queue *q, uint64_t job_id) noexcept nogil:
-    """Has the incarnation that submitted the job not moved on? After a publish: P1, pairs with P2 of who leaves."""
+    """Has the incarnation that submitted the job not moved on? Looked at after a publish (seq_cst)."""
+    # P1: pairs with P2; either this sees the mark of who leaves, or its drain sees the reference
     return record_is(&q.records.first[(job_id >> 48) - 1], (job_id >> 32) & 0xFFFF)
 
 
@@ -272,7 +273,7 @@ cdef inline Code queue_finish(
         return code
     cell.result_block = block
     cell.result_length = frame.header_length + frame.data_length
-    # C8: pairs with R3 of the client
+    # C8: pairs with R3 and C9 of the client
     if not cas_seq_cst_u64(cell_word(&q.cells, index), word, done):
         if block:
             block_free(&q.arena, block, index, word_version(word))
@@ -292,7 +293,7 @@ cdef inline Code queue_next_result(Queue *q, Mailbox *box, Ref *ref) noexcept no
 
 
 cdef inline void queue_drain(Queue *q, Mailbox *box) noexcept nogil:
-    """Free what lies in the mailbox of a client that leaves (P2: its record was marked before, seq_cst)."""
+    """Free what lies in the mailbox of a client that leaves (its record was marked before, P2)."""
     cdef Ref ref
     cdef uint64_t n
     for n in range(box.refs.size):

@@ -170,6 +170,7 @@ cdef class QueueHandle(Mapped):
             )
         return geometry
 
+    @cython.final
     cdef Mailbox *mailbox(self, uint64_t number, bint create) except? NULL:
         """The mailbox of a participant, mapped at its first use; NULL where it has none (it never submitted)."""
         cdef Mailbox *box = &self.queue.mailboxes[number - 1]
@@ -198,12 +199,14 @@ cdef class QueueHandle(Mapped):
 
     # ---- taking part ----
 
+    @cython.final
     cdef inline int join(self) except -1:
         """Have a number of this process's own; nearly always it is there already."""
         if self.queue.owner != 0 and self.generation == fork_generation():
             return 0
         return self.join_anew()
 
+    @cython.final
     cdef int join_anew(self) except -1:
         cdef HeartbeatTable table = self.heartbeat
         cdef Number number
@@ -220,6 +223,7 @@ cdef class QueueHandle(Mapped):
         self.queue.owner = slot + 1
         return 0
 
+    @cython.final
     cdef int join_as_client(self) except -1:
         """`join`, with a mailbox."""
         self.join()
@@ -228,6 +232,7 @@ cdef class QueueHandle(Mapped):
             self.inbox.box = self.mailbox(self.queue.owner, True)
         return 0
 
+    @cython.final
     cdef int check_lock(self) except -1:
         """Raise where the lock that proves this process alive is gone."""
         cdef Number number = (<HeartbeatTable> self.heartbeat).numbers.get(self.own_slot)
@@ -352,8 +357,23 @@ cdef class QueueHandle(Mapped):
         finally:
             self.leave()
 
+    @property
+    def _sequence(self):
+        """The sequence of the last job id; set by tests of its wrap."""
+        return self.sequence
+
+    @_sequence.setter
+    def _sequence(self, value):
+        self.enter()
+        try:
+            self.join_as_client()
+            self.sequence = value
+        finally:
+            self.leave()
+
     # ---- submit ----
 
+    @cython.final
     cdef uint32_t next_sequence(self) except? 0:
         """The next token: u32, not 0, skipped while a job with it is pending."""
         cdef uint64_t i
@@ -368,12 +388,14 @@ cdef class QueueHandle(Mapped):
             self.sequence += 1
         return self.sequence
 
+    @cython.final
     cdef bint quota_is_used_up(self) noexcept:
         if <uint64_t> private_get(&self.queue.held) < self.queue.quota:
             return False
         private_set(&self.queue.held, queue_count_held(&self.queue, ~<uint32_t> (1 << FREE)))
         return <uint64_t> private_get(&self.queue.held) >= self.queue.quota
 
+    @cython.final
     cdef str arena_text(self, Code code, uint64_t length):
         if code == NO_DISK:
             return f"the disk has no room for a block of {length} bytes; make room, or lay the queue elsewhere"
@@ -382,6 +404,7 @@ cdef class QueueHandle(Mapped):
             "the queue with larger arena_bytes"
         )
 
+    @cython.final
     cdef uint64_t submit_frame(
         self, uint32_t closure_id, const uint8_t *args, uint64_t length, uint32_t level, uint32_t max_attempts,
         uint64_t timeout_ns, object wait
@@ -417,6 +440,7 @@ cdef class QueueHandle(Mapped):
                 deadline = deadline_of(wait)
             self.wait_for_room(code, deadline, wait, &idle)
 
+    @cython.final
     cdef int wait_for_room(self, Code code, int64_t deadline, object wait, int *idle) except -1:
         """Sleep until a cell comes free; raises Full at the deadline, or where only this client's own recv() could make room."""
         cdef Code woken
@@ -546,6 +570,7 @@ cdef class QueueHandle(Mapped):
 
     # ---- claim ----
 
+    @cython.final
     cdef Code take_mending(self, Ref *ref) except *:
         cdef Code code = queue_take(&self.queue, ref)
         if code == CORRUPT:
@@ -617,6 +642,7 @@ cdef class QueueHandle(Mapped):
         finally:
             self.leave()
 
+    @cython.final
     cdef JobClaim claim_taken(self, Ref *ref):
         """The claim of a cell just taken; None where the job is damaged (its client gets an error instead)."""
         cdef JobCell *cell = job_cell(&self.queue, ref.cell)
@@ -643,6 +669,7 @@ cdef class QueueHandle(Mapped):
 
     # ---- results ----
 
+    @cython.final
     cdef object collect(self, bint as_frame):
         """The oldest result, or None: as SubmittedResult, or as a result frame."""
         cdef Ref ref
@@ -696,6 +723,7 @@ cdef class QueueHandle(Mapped):
                 return PyBytes_FromStringAndSize(<const char *> header, RESULT_HEADER) + copy
             return new_result(job_id, result_from(header, copy))
 
+    @cython.final
     cdef object collect_waiting(self, bint as_frame, object timeout):
         cdef Code code
         cdef int64_t deadline = -2

@@ -97,19 +97,19 @@ cdef inline bint ref_is_live(Refs *refs, Cells *cells, uint32_t states, uint64_t
     cdef uint64_t word
     if ref_cell(refs, place) >= cells.count:
         return False
-    # R3: pairs with C5 (READY, DONE) and C6 (RETRY)
+    # R3: pairs with C5, C6 and C8
     word = load_acquire_u64(cell_word(cells, ref_cell(refs, place)))
     return ref_version_is(refs, place, word_version(word)) and word_is_one_of(word, states)
 
 
 cdef inline void refs_advance_hint(Refs *refs, uint64_t *hint, uint64_t position) noexcept nogil:
-    # R5: pairs with R1 and R2; whoever loses was overtaken
+    # R5: pairs with R1; whoever loses was overtaken
     cas_seq_cst_u64(hint, position, (position + 1) & refs.position_mask)
 
 
 cdef inline void refs_free_place(Refs *refs, uint64_t position, uint64_t place) noexcept nogil:
     """(lap, full) -> (lap+1, empty), if nobody has done so."""
-    # R4: pairs with R2 of publishers
+    # R4: pairs with R2
     cas_acq_rel_u64(
         &refs.places[position & (refs.size - 1)], place, ref_empty(refs, ref_lap(refs, place) + 1)
     )
@@ -167,11 +167,11 @@ cdef inline Code refs_publish(Refs *refs, Cells *cells, uint32_t states, uint64_
         tries += 1
         # R1: pairs with R5
         position = load_acquire_u64(refs.tail) & refs.position_mask
-        # R2: pairs with R4 (freed) and R6 (published)
+        # R2: pairs with R4 and R6
         place = load_acquire_u64(&refs.places[position & (refs.size - 1)])
         lead = lap_difference(refs, place, position)
         if lead == 0 and not ref_full(refs, place):
-            # R6: pairs with R2 of takers; seq_cst with the look at the waiters' word that follows (W1)
+            # R6: pairs with R2; seq_cst, since a look at the waiters' word follows (W1)
             if cas_seq_cst_u64(
                 &refs.places[position & (refs.size - 1)],
                 place,
@@ -215,12 +215,14 @@ cdef inline Code refs_peek(Refs *refs, Cells *cells, uint32_t states, Ref *out) 
     cdef uint64_t tries = 0
     while tries < 4 * refs.size + 64:
         tries += 1
+        # R1: pairs with R5
         position = load_acquire_u64(refs.head) & refs.position_mask
-        # seq_cst with the waiters' word that was set before (W2)
+        # R2: pairs with R4 and R6; seq_cst, since a waiter has set its bit before (W2)
         place = load_seq_cst_u64(&refs.places[position & (refs.size - 1)])
         lead = lap_difference(refs, place, position)
         if lead == 0 and ref_full(refs, place):
             if ref_cell(refs, place) < cells.count:
+                # R3: pairs with C5, C6 and C8
                 word = load_acquire_u64(cell_word(cells, ref_cell(refs, place)))
                 if ref_version_is(refs, place, word_version(word)) and word_is_one_of(word, states):
                     out.position = position

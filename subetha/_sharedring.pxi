@@ -136,12 +136,14 @@ cdef class SharedRing(Mapped):
         self.payload_size = payload
         return 0
 
+    @cython.final
     cdef inline int join(self) except -1:
         """Have a number of this process's own; nearly always it is there already."""
         if self.ring.owner != 0 and self.generation == fork_generation() and not private_get(&self.number.kept.lost):
             return 0
         return self.join_anew()
 
+    @cython.final
     cdef int join_anew(self) except -1:
         self.refuse_readonly()
         if self.number is not None and self.number.is_mine():
@@ -223,6 +225,7 @@ cdef class SharedRing(Mapped):
 
     # ---- push ----
 
+    @cython.final
     cdef int check_payload(self, Text *text) except -1:
         if <uint64_t> text.length > self.payload_size:
             raise errors.PayloadTooLarge(
@@ -231,6 +234,7 @@ cdef class SharedRing(Mapped):
             )
         return 0
 
+    @cython.final
     cdef Code push_mending(self, Text *text) except *:
         cdef Code code = ring_push(&self.ring, text.data, text.length)
         if code == CORRUPT or code == NO_PLACE:
@@ -238,6 +242,7 @@ cdef class SharedRing(Mapped):
             code = ring_push(&self.ring, text.data, text.length)
         return code
 
+    @cython.final
     cdef str full_text(self):
         return f"all {self.ring.cells.count} cells hold a message that waits or is claimed"
 
@@ -365,6 +370,7 @@ cdef class SharedRing(Mapped):
 
     # ---- pop and claim ----
 
+    @cython.final
     cdef Code take_mending(self, Ref *ref) except *:
         cdef Code code = ring_take(&self.ring, ref)
         if code == CORRUPT:
@@ -372,6 +378,7 @@ cdef class SharedRing(Mapped):
             code = ring_take(&self.ring, ref)
         return code
 
+    @cython.final
     cdef bytes pop_taken(self, Ref *ref):
         """Copy the message of a cell just taken, and free cell and place."""
         cdef RingCell *cell = <RingCell *> cell_word(&self.ring.cells, ref.cell)
@@ -415,6 +422,7 @@ cdef class SharedRing(Mapped):
         finally:
             self.leave()
 
+    @cython.final
     cdef int take_waiting(self, Ref *ref, object timeout) except -1:
         """Take a cell, waiting for one; raises Empty at the timeout."""
         cdef Code code
@@ -526,6 +534,7 @@ cdef class SharedRing(Mapped):
         finally:
             self.leave()
 
+    @cython.final
     cdef RingClaim claim_taken(self, Ref *ref):
         cdef RingCell *cell = <RingCell *> cell_word(&self.ring.cells, ref.cell)
         cdef RingClaim claim

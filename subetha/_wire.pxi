@@ -263,7 +263,7 @@ def encode_result(token, result, limit=None):
     if not isinstance(result, errors.PassError):
         data = as_bytes(result)
         if most is not None and PyBytes_GET_SIZE(data) > most:
-            result = errors.ResultTooLarge(f"expected at most {most} bytes, found {PyBytes_GET_SIZE(data)}")
+            result = errors.ResultTooLarge(f"found {PyBytes_GET_SIZE(data)} bytes, at most {most}")
     if isinstance(result, errors.PassError):
         data = error_text(result, most)
         status = STATUS_ERROR
