@@ -1,0 +1,763 @@
+"""The worker loop, and a scheduler that runs it in a thread of this process.
+
+`WorkerLoop` is the one loop that turns messages into results: `BackgroundScheduler` runs it in a thread,
+`subetha.worker` in the main thread of a worker process. `Submitter` and `ResultCollector` are the two ends that a
+client holds; each works on any transport.
+"""
+
+import operator
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Protocol, Self
+
+from subetha._core import HeartbeatTable, Pass, SharedRing, SubmittedResult
+from subetha.errors import (
+    ArenaFull,
+    Empty,
+    ExecutionError,
+    Full,
+    PayloadTooLarge,
+    ResultTooLarge,
+    SchedError,
+    TransportError,
+    UnsupportedTransportFamily,
+)
+from subetha.layout import MAX_CELLS, MAX_PARTICIPANTS, MIN_CELLS, Role
+from subetha.pass_registry import PassRegistry, default_registry
+from subetha.transport import (
+    LONGEST_PAUSE_S,
+    Claim,
+    ClaimSource,
+    Clock,
+    PairedSource,
+    Payload,
+    PlainTransport,
+    Sleep,
+    adapt,
+    backoff,
+    blocking_claim,
+    check_plain,
+    claims_reply,
+    deadline,
+    payload_limit,
+    pop_up_to,
+    reply_limit,
+)
+from subetha.wire import STATUS_ERROR, decode_result, decode_submit, encode_result, encode_submit, submit_token
+
+__all__ = ["BackgroundScheduler", "ResultCollector", "Submitter", "WorkerLoop"]
+
+# A worker in a blocked claim, or a submitter waiting for room, looks this often (s) whether it is to stop.
+STOP_CHECK_S = 0.1
+
+# So many claims in a row that the transport fails with a TransportError end a worker loop.
+CLAIM_FAILURES_LIMIT = 100
+
+# A worker loop has one job in hand at a time, so it needs one bit of its slot's bitmap.
+IN_FLIGHT_BIT = 0
+
+_LAST_TOKEN = 2**32 - 1
+
+# Of a result frame, behind the token.
+_STATUS_AT = 4
+
+
+class InFlightTable(Protocol):
+    """What a worker loop tells of itself; a `HeartbeatTable` does it."""
+
+    def mark_in_flight(self, slot: int, bit: int, /) -> object:
+        """Say that a job is in hand."""
+
+    def clear_in_flight(self, slot: int, bit: int, /) -> object:
+        """Say that it no longer is."""
+
+    def add_completed(self, slot: int, /) -> object:
+        """Count a job as completed."""
+
+
+class WorkerLoop:
+    """Claims passes, runs them and replies, until it is told to stop.
+
+    An exception of a handler becomes the result of its pass, whatever its class; it never ends the loop.
+
+    While the result side is full the loop waits with the answer in hand. Told to stop in that state, it tries for the
+    time of one more reply and then releases the claim, so that the pass runs again later: nothing is dropped. A
+    transport that has no claims is popped (at most once), and its message is pushed back in place of the release;
+    should both sides be full at that moment, the loop goes on trying both, since what it holds exists nowhere else.
+
+    Parameters
+    ----------
+    source : ClaimSource
+        Its claims must carry their replies (``claims_reply``): a queue's submit side, or a `PairedSource`.
+    registry : PassRegistry, optional
+        Where the handlers are looked up; the registry of the process by default.
+    table : InFlightTable, optional
+        Told of the job in hand and of each one completed.
+    slot : int, optional
+        The slot in `table` of this loop; given exactly if `table` is.
+    clock, sleep : callable
+        The time in seconds and a sleep, for what has to be polled.
+
+    Attributes
+    ----------
+    completed : int
+        Passes answered, errors included. Written by the thread that runs the loop.
+    failed : int
+        Those of them that were answered with an error.
+    malformed : int
+        Messages that were no passes: answered with an error where a token could be read, else acknowledged. Also those
+        that the transport itself found damaged (TransportError at the claim).
+    released : int
+        Passes that ran, but were put back because the result side was full when the loop had to stop.
+    lost : int
+        Passes whose claim was taken away while they ran: somebody else has the job, so the result is dropped.
+
+    Raises
+    ------
+    UnsupportedTransportFamily
+        The claims of `source` do not reply.
+    ValueError
+        One of `table` and `slot` is given without the other.
+    """
+
+    __slots__ = (
+        "_claim",
+        "_execute",
+        "_limit",
+        "_sleep",
+        "_slot",
+        "_stopping",
+        "_table",
+        "completed",
+        "failed",
+        "lost",
+        "malformed",
+        "released",
+    )
+
+    def __init__(
+        self,
+        source: ClaimSource,
+        *,
+        registry: PassRegistry | None = None,
+        table: InFlightTable | None = None,
+        slot: int | None = None,
+        clock: Clock = time.monotonic,
+        sleep: Sleep = time.sleep,
+    ) -> None:
+        if not claims_reply(source):
+            raise UnsupportedTransportFamily(
+                f"the claims of a {type(source).__name__} have no way back for a result;"
+                " pair it with a result transport: PairedSource(submit, result)"
+            )
+        if (table is None) != (slot is None):
+            raise ValueError(f"table and slot go together; found table={table!r} and slot={slot!r}")
+        self._claim = blocking_claim(source, clock=clock, sleep=sleep)
+        self._execute = (default_registry if registry is None else registry).execute
+        self._limit = reply_limit(source)
+        self._table = table
+        self._slot = -1 if slot is None else slot
+        self._sleep = sleep
+        self._stopping = False
+        self.completed = 0
+        self.failed = 0
+        self.malformed = 0
+        self.released = 0
+        self.lost = 0
+
+    @property
+    def stopping(self) -> bool:
+        """Whether `stop` was called."""
+        return self._stopping
+
+    def stop(self) -> None:
+        """Let `run` return once the job in hand is done; it claims no other. Idempotent, returns at once.
+
+        Safe from any thread and from a signal handler: it is one store and takes no lock. A loop that waits for a
+        message notices within 0.1 s.
+        """
+        self._stopping = True
+
+    def run(self) -> None:
+        """Serve until `stop`, in the calling thread. A stopped loop does not start again.
+
+        Raises
+        ------
+        TransportError
+            100 claims in a row failed with it. A single one is counted as a malformed message.
+        Exception
+            What the transport or the table raised: the source was closed without `stop` (ValueError), the disk failed
+            (OSError). A claim in hand was released before.
+        """
+        claim_next = self._claim
+        serve = self._serve
+        failures = 0
+        while not self._stopping:
+            try:
+                claim = claim_next(STOP_CHECK_S)
+            except Empty:
+                failures = 0
+                continue
+            except TransportError:
+                failures += 1
+                self.malformed += 1
+                if failures == CLAIM_FAILURES_LIMIT:
+                    raise
+                self._sleep(LONGEST_PAUSE_S)
+                continue
+            except ValueError:
+                # Whoever stops the loop may close the source without waiting for it.
+                if self._stopping:
+                    return
+                raise
+            failures = 0
+            serve(claim)
+            # Held over the wait for the next one, it would keep the last message's memory.
+            del claim
+
+    def _serve(self, claim: Claim) -> None:
+        table = self._table
+        slot = self._slot
+        try:
+            claim.started()
+            try:
+                token, pass_ = decode_submit(claim.payload)
+            except TransportError as error:
+                self._answer_malformed(claim, error)
+                return
+            if table is not None:
+                table.mark_in_flight(slot, IN_FLIGHT_BIT)
+            frame = encode_result(token, self._execute(pass_), self._limit)
+            try:
+                claim.reply(frame)
+                answer: bytes | None = frame
+            except Exception as error:
+                answer = self._deliver_after(error, claim, token, frame)
+            if table is not None:
+                table.clear_in_flight(slot, IN_FLIGHT_BIT)
+                if answer is not None:
+                    table.add_completed(slot)
+        except TransportError as error:
+            if not _lost_after(error, claim):
+                raise
+            self.lost += 1
+            if table is not None:
+                table.clear_in_flight(slot, IN_FLIGHT_BIT)
+            return
+        except BaseException as error:
+            _lost_after(error, claim)
+            raise
+        if answer is None:
+            self.released += 1
+            return
+        self.completed += 1
+        if answer[_STATUS_AT] & STATUS_ERROR:
+            self.failed += 1
+
+    def _answer_malformed(self, claim: Claim, error: TransportError) -> None:
+        self.malformed += 1
+        token = submit_token(claim.payload)
+        if token is None:
+            claim.ack()
+            return
+        frame = encode_result(token, ExecutionError(f"malformed: {error}"), self._limit)
+        self._reply_until_stopped(claim, frame)
+
+    def _deliver_after(self, error: Exception, claim: Claim, token: int, frame: bytes) -> bytes | None:
+        """Go on after the first reply raised `error`: the frame that went out, or None where the claim is released."""
+        if isinstance(error, (ArenaFull, PayloadTooLarge)):
+            frame = encode_result(token, ResultTooLarge(str(error)), self._limit)
+        elif not isinstance(error, Full):
+            raise error
+        return frame if self._reply_until_stopped(claim, frame) else None
+
+    def _reply_until_stopped(self, claim: Claim, frame: bytes) -> bool:
+        """Reply, waiting for room; False where the loop was stopped meanwhile and the claim is released."""
+        pauses = backoff()
+        while True:
+            # Read before the attempt: a stop in the middle of it leaves the answer one whole reply more.
+            stopping = self._stopping
+            try:
+                claim.reply(frame)
+                return True
+            except Full:
+                if stopping and _released(claim):
+                    return False
+            # A reply may raise Full without having waited.
+            self._sleep(next(pauses))
+
+
+def _released(claim: Claim) -> bool:
+    try:
+        claim.release()
+    except Full:
+        return False
+    return True
+
+
+def _lost_after(error: BaseException, claim: Claim) -> bool:
+    """Release after `error`, noting in it where that fails; whether the claim was over or taken away."""
+    try:
+        claim.release()
+    except Exception as unreleased:
+        error.add_note(f"the claim in hand could not be released: {type(unreleased).__name__}: {unreleased}")
+        return not isinstance(unreleased, Full)
+    return False
+
+
+class Submitter:
+    """Puts passes into a submit transport. One may be shared by any number of threads.
+
+    Two submitters on one transport count their tokens apart and so use the same ones; whoever has to tell their results
+    apart shares one submitter (`BackgroundScheduler.submitter` gives all callers the same), or uses a queue, which
+    numbers the passes itself.
+
+    Parameters
+    ----------
+    transport : PlainTransport
+        Where the passes go; stays the caller's.
+    first_token : int
+        The token to begin with, 1 to 2**32 - 1.
+    clock, sleep : callable
+        The time in seconds and a sleep, for what has to be polled.
+    """
+
+    def __init__(
+        self,
+        transport: PlainTransport,
+        *,
+        first_token: int = 1,
+        clock: Clock = time.monotonic,
+        sleep: Sleep = time.sleep,
+    ) -> None:
+        check_plain(transport, "submit")
+        if not 1 <= first_token <= _LAST_TOKEN:
+            raise ValueError(f"first_token must be from 1 to {_LAST_TOKEN}, not {first_token}")
+        blocking = adapt(transport, clock=clock, sleep=sleep)
+        self._try_push: Callable[[Payload], int | None] = blocking.try_push
+        self._push: Callable[[Payload, float], int | None] = blocking.push
+        self._limit = payload_limit(transport)
+        self._clock = clock
+        self._next_token = first_token
+        self._numbering = threading.Lock()
+        self._refusal: Callable[[], Exception] | None = None
+
+    def submit(self, pass_: Pass, timeout: float | None = None) -> int:
+        """Submit `pass_` and return its token, under which the result will come.
+
+        Parameters
+        ----------
+        pass_ : Pass
+            What to run.
+        timeout : float, optional
+            Seconds to wait for room; None waits for ever, 0 not at all.
+
+        Returns
+        -------
+        int
+            The token, 1 to 2**32 - 1: counted up by one for each submit, and from the last one to 1. Where the
+            transport numbers its messages itself, the low half of its number.
+
+        Raises
+        ------
+        Full
+            No room at the timeout; the pass was not submitted.
+        ArgsTooLarge
+            The arguments do not fit the transport.
+        ValueError
+            The submitter, its scheduler or its transport is closed, or `timeout` is negative.
+        SchedError
+            The worker thread of the scheduler has ended with the error that is the cause of this one.
+        """
+        if self._refusal is not None:
+            raise self._refusal()
+        end = deadline(timeout, self._clock)
+        with self._numbering:
+            token = self._next_token
+            self._next_token = token + 1 if token < _LAST_TOKEN else 1
+        frame = encode_submit(pass_.closure_id, token, pass_.args, self._limit)
+        try:
+            number = self._try_push(frame)
+        except Full:
+            number = self._push_when_room(frame, end)
+        return token if number is None else number & _LAST_TOKEN
+
+    def _push_when_room(self, frame: bytes, end: float) -> int | None:
+        while True:
+            left = end - self._clock()
+            try:
+                return self._push(frame, min(max(left, 0.0), STOP_CHECK_S))
+            except Full:
+                if self._refusal is not None:
+                    raise self._refusal() from None
+                if left <= STOP_CHECK_S:
+                    raise
+
+    def refuse(self, reason: Callable[[], Exception]) -> None:
+        """Let every `submit` from now on, and each that waits for room, raise ``reason()``."""
+        self._refusal = reason
+
+    def close(self) -> None:
+        """Let `submit` raise ValueError from now on. The transport stays open. Idempotent, from any thread."""
+        self.refuse(lambda: ValueError("submit on a closed submitter"))
+
+
+class ResultCollector:
+    """Takes results out of a result transport. One may be shared by any number of threads; each result goes to one.
+
+    Parameters
+    ----------
+    transport : PlainTransport
+        Where the results come from; stays the caller's.
+    clock, sleep : callable
+        The time in seconds and a sleep, for what has to be polled.
+    """
+
+    def __init__(self, transport: PlainTransport, *, clock: Clock = time.monotonic, sleep: Sleep = time.sleep) -> None:
+        check_plain(transport, "result")
+        blocking = adapt(transport, clock=clock, sleep=sleep)
+        self._transport = blocking
+        self._try_pop: Callable[[], bytes] = blocking.try_pop
+        self._pop: Callable[[float | None], bytes] = blocking.pop
+        # Frames that came out in one batch with a malformed one: its error must not swallow them.
+        self._popped: deque[bytes] = deque()
+
+    def _kept(self) -> bytes | None:
+        if not self._popped:
+            return None
+        try:
+            return self._popped.popleft()
+        except IndexError:
+            # Another thread had the last one.
+            return None
+
+    def try_recv(self) -> SubmittedResult:
+        """Return the next result.
+
+        Raises
+        ------
+        Empty
+            There is none at the moment.
+        TransportError
+            The next message was no result; it is taken out.
+        ValueError
+            The transport is closed.
+        """
+        kept = self._kept()
+        return decode_result(self._try_pop() if kept is None else kept)
+
+    def recv(self, timeout: float | None = None) -> SubmittedResult:
+        """Return the next result, waiting for it `timeout` seconds at most (None = for ever).
+
+        Raises
+        ------
+        Empty
+            None came in time.
+        TransportError
+            The next message was no result; it is taken out.
+        ValueError
+            The transport is or gets closed.
+        """
+        kept = self._kept()
+        return decode_result(self._pop(timeout) if kept is None else kept)
+
+    def recv_many(self, n: int) -> list[SubmittedResult]:
+        """Return up to `n` results, as many as are there now; [] where there are none.
+
+        Raises
+        ------
+        TransportError
+            The next message was no result; it is taken out. One further back ends the list before it.
+        ValueError
+            `n` is negative, or the transport is closed.
+        """
+        n = operator.index(n)
+        frames: deque[bytes] = deque()
+        while len(frames) < n and (kept := self._kept()) is not None:
+            frames.append(kept)
+        if not frames:
+            frames.extend(pop_up_to(self._transport, n))
+        results: list[SubmittedResult] = []
+        while frames:
+            frame = frames.popleft()
+            try:
+                results.append(decode_result(frame))
+            except TransportError:
+                if results:
+                    frames.appendleft(frame)
+                self._popped.extendleft(reversed(frames))
+                if not results:
+                    raise
+                break
+        return results
+
+
+class BackgroundScheduler:
+    """One worker thread between a submit and a result transport.
+
+    Made by `start` (two rings in files) or `start_with_transports`; closed by `close` or at the end of a ``with``. The
+    handlers come from the registry of the process unless another one is given. Over two separate transports delivery
+    is at least once: a pass whose result was delivered just before a death runs, and is delivered, again.
+
+    The thread is a daemon: a scheduler that nobody closed does not keep its process alive.
+
+    Parameters
+    ----------
+    submit, result : PlainTransport
+        Where the passes come from and where the results go.
+    table : HeartbeatTable
+        Where the worker registers.
+    registry : PassRegistry, optional
+        Where the handlers are looked up.
+    owned : ExitStack, optional
+        Closed with the scheduler; on an exception of this call it stays the caller's.
+    """
+
+    def __init__(
+        self,
+        submit: PlainTransport,
+        result: PlainTransport,
+        table: HeartbeatTable,
+        *,
+        registry: PassRegistry | None = None,
+        owned: ExitStack | None = None,
+    ) -> None:
+        check_plain(submit, "submit")
+        check_plain(result, "result")
+        if submit is result:
+            raise ValueError("the submit and the result transport are the same; results would be run as passes")
+        source: ClaimSource = adapt(submit) if claims_reply(submit) else PairedSource(submit, result)
+        self._table = table
+        self._pid = os.getpid()
+        self._submitter = Submitter(submit)
+        self._collector = ResultCollector(result)
+        self._error: BaseException | None = None
+        self._unraised: BaseException | None = None
+        self._tearing_down = threading.Lock()
+        self._torn_down = False
+        self._owned = ExitStack()
+        self._slot = table.register(self._pid, Role.WORKER, auto_beat=True)
+        try:
+            self._loop = WorkerLoop(source, registry=registry, table=table, slot=self._slot)
+            self._thread = threading.Thread(target=self._work, name=f"subetha-worker-{self._slot}", daemon=True)
+            self._thread.start()
+        except BaseException:
+            table.unregister(self._slot)
+            raise
+        if owned is not None:
+            self._owned = owned.pop_all()
+
+    @classmethod
+    def start(
+        cls,
+        submit_path: str | os.PathLike[str],
+        result_path: str | os.PathLike[str],
+        heartbeat_path: str | os.PathLike[str],
+        capacity: int,
+        heartbeat_capacity: int,
+        *,
+        registry: PassRegistry | None = None,
+    ) -> Self:
+        """Open two rings and a heartbeat table, creating those that are missing, and start the worker.
+
+        Parameters
+        ----------
+        submit_path, result_path, heartbeat_path : path
+            Three different files.
+        capacity : int
+            Cells of each ring, for what waits and what is claimed: a power of two from 2 to 2**20.
+        heartbeat_capacity : int
+            Participants: 1 to 65,534.
+        registry : PassRegistry, optional
+            Where the handlers are looked up; the registry of the process by default.
+
+        Raises
+        ------
+        ValueError
+            A capacity is outside its limits, or two of the paths are the same.
+        LayoutMismatch
+            A file exists and is something else.
+        TableFull
+            No slot is left in the table. Whatever was opened is closed again, here as after every other error.
+        """
+        paths = {
+            "submit_path": os.path.realpath(submit_path),
+            "result_path": os.path.realpath(result_path),
+            "heartbeat_path": os.path.realpath(heartbeat_path),
+        }
+        if len(set(paths.values())) < len(paths):
+            raise ValueError(f"three different files are needed; found {paths}")
+        _check_capacity(capacity)
+        _check_heartbeat_capacity(heartbeat_capacity)
+        with ExitStack() as owned:
+            submit = owned.enter_context(SharedRing.open_or_create(submit_path, capacity))
+            result = owned.enter_context(SharedRing.open_or_create(result_path, capacity))
+            table = owned.enter_context(HeartbeatTable.open_or_create(heartbeat_path, heartbeat_capacity))
+            return cls(submit, result, table, registry=registry, owned=owned)
+
+    @classmethod
+    def start_with_transports(
+        cls,
+        submit: PlainTransport,
+        result: PlainTransport,
+        heartbeat_path: str | os.PathLike[str],
+        heartbeat_capacity: int,
+        *,
+        registry: PassRegistry | None = None,
+    ) -> Self:
+        """Start the worker between two transports, which stay the caller's: `close` leaves them open.
+
+        Where the claims of `submit` carry their replies themselves (``claims_reply``), the worker does not write into
+        `result`; it is then only what the collector reads. A transport without claims is popped: what it gave is lost
+        if this process dies.
+
+        Parameters
+        ----------
+        submit, result : PlainTransport
+            Two different transports.
+        heartbeat_path : path
+            Of the heartbeat table, created if missing.
+        heartbeat_capacity : int
+            Participants: 1 to 65,534.
+        registry : PassRegistry, optional
+            Where the handlers are looked up; the registry of the process by default.
+
+        Raises
+        ------
+        UnsupportedTransportFamily
+            A transport lacks try_push or try_pop.
+        ValueError
+            `submit` and `result` are the same, or the capacity is outside its limits.
+        LayoutMismatch, TableFull
+            As for `start`.
+        """
+        check_plain(submit, "submit")
+        check_plain(result, "result")
+        _check_heartbeat_capacity(heartbeat_capacity)
+        with ExitStack() as owned:
+            table = owned.enter_context(HeartbeatTable.open_or_create(heartbeat_path, heartbeat_capacity))
+            return cls(submit, result, table, registry=registry, owned=owned)
+
+    @property
+    def error(self) -> BaseException | None:
+        """What ended the worker thread before `close` did, or None."""
+        return self._error
+
+    def submitter(self) -> Submitter:
+        """Return the submitter; the same one for all callers, so that no token is used twice."""
+        return self._submitter
+
+    def collector(self) -> ResultCollector:
+        """Return the collector; the same one for all callers.
+
+        Results that nobody collected stay in the result transport when the scheduler closes.
+        """
+        return self._collector
+
+    def heartbeat(self) -> HeartbeatTable:
+        """Return the heartbeat table, open until `close`."""
+        return self._table
+
+    def slot_idx(self) -> int:
+        """Return the worker's slot in the heartbeat table."""
+        return self._slot
+
+    def watchdog_scan(self) -> None:
+        """Raise NotImplementedError: there is no rescue of the dead yet."""
+        raise NotImplementedError("watchdog_scan: this version rescues nothing; a dead worker's passes stay claimed")
+
+    def close(self, timeout: float | None = None) -> None:
+        """Stop the worker, wait until it has finished the job in hand, and close what `start` opened.
+
+        Idempotent, from any thread, also from several at once and from a handler (which then does not wait for itself).
+        Submitting raises ValueError from now on, also where a submit waits for room. With a full result side the
+        worker gives the job in hand back to the submit side within a fraction of a second. Results that were not
+        collected stay in the result transport.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait for the job in hand; None waits for ever.
+
+        Raises
+        ------
+        TimeoutError
+            The worker is still busy. It ends, and what was opened is closed, as soon as its job does; close() again
+            waits for that.
+        SchedError
+            The worker thread had ended with an error before, which is the cause of this one. Everything is closed
+            nevertheless, and it is raised once.
+        """
+        end = deadline(timeout, time.monotonic)
+        self._submitter.close()
+        self._loop.stop()
+        if threading.current_thread() is self._thread:
+            return
+        self._thread.join(min(max(end - time.monotonic(), 0.0), threading.TIMEOUT_MAX))
+        if self._thread.is_alive():
+            raise TimeoutError(
+                f"the worker thread (slot {self._slot}) is still busy with a pass after {timeout} s;"
+                " it closes when that ends, and close() again waits for it"
+            )
+        self._tear_down()
+        with self._tearing_down:
+            error, self._unraised = self._unraised, None
+        if error is not None:
+            raise self._worker_error() from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _work(self) -> None:
+        try:
+            try:
+                self._loop.run()
+            finally:
+                if self._loop.stopping:
+                    # A close that timed out, or came from a handler, has left this to the worker.
+                    self._tear_down()
+        except BaseException as error:
+            self._error = self._unraised = error
+            if not self._loop.stopping:
+                self._submitter.refuse(self._worker_error)
+
+    def _worker_error(self) -> SchedError:
+        failure = SchedError(
+            f"the worker thread (slot {self._slot}) ended with {type(self._error).__name__}: {self._error};"
+            " no pass is run any more: close this scheduler and start another"
+        )
+        failure.__cause__ = self._error
+        return failure
+
+    def _tear_down(self) -> None:
+        with self._tearing_down:
+            if self._torn_down:
+                return
+            self._torn_down = True
+            # Again: a worker that died meanwhile may have put its own refusal in the place of this one.
+            self._submitter.close()
+            with self._owned:
+                # In a forked child the slot is still the parent's.
+                if os.getpid() == self._pid:
+                    self._table.unregister(self._slot)
+
+
+def _check_capacity(capacity: int) -> None:
+    # Before any file is made: the rings would check it as well, the second of them with the first already there.
+    if not MIN_CELLS <= capacity <= MAX_CELLS or capacity & (capacity - 1):
+        raise ValueError(f"capacity must be a power of two from {MIN_CELLS} to {MAX_CELLS}, not {capacity}")
+
+
+def _check_heartbeat_capacity(heartbeat_capacity: int) -> None:
+    if not 1 <= heartbeat_capacity <= MAX_PARTICIPANTS:
+        raise ValueError(f"heartbeat_capacity must be from 1 to {MAX_PARTICIPANTS}, not {heartbeat_capacity}")

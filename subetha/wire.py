@@ -1,0 +1,69 @@
+"""The two message formats, little-endian, and the numbers that belong to them.
+
+::
+
+    submit : closure_id u32 | result_token u32 | arg_len u16    | args
+    result : result_token u32 | status u8      | result_len u16 | data
+
+``status`` is `STATUS_OK` (data = the bytes the handler returned) or `STATUS_ERROR` (data = UTF-8 text that begins with
+the name of the error's class, by which `decode_result` finds the class again). An ``arg_len`` of `IN_BLOCK_LEN`, or the
+bit `STATUS_IN_BLOCK` in ``status``, says that the data is all the rest of the frame: in a queue directory it lies in a
+block, whose exact length stands in the cell.
+
+A ring of `PAYLOAD_BYTES` leaves `MAX_ARG_LEN` bytes for arguments and `MAX_RESULT_LEN` for a result. Arguments that do
+not fit are refused where they are submitted (`ArgsTooLarge`). A result that does not fit becomes a `ResultTooLarge`
+error, never a cut result; only the text of an error may be shortened, at a character boundary.
+"""
+
+import struct
+
+from subetha._core import SubmittedResult, decode_result, decode_submit, encode_result, encode_submit
+
+__all__ = [
+    "IN_BLOCK_LEN",
+    "MAX_ARG_LEN",
+    "MAX_RESULT_LEN",
+    "PAYLOAD_BYTES",
+    "RESULT_HEADER_BYTES",
+    "STATUS_ERROR",
+    "STATUS_IN_BLOCK",
+    "STATUS_OK",
+    "SUBMIT_HEADER_BYTES",
+    "SubmittedResult",
+    "decode_result",
+    "decode_submit",
+    "encode_result",
+    "encode_submit",
+    "submit_token",
+]
+
+PAYLOAD_BYTES = 56
+SUBMIT_HEADER_BYTES = 10
+RESULT_HEADER_BYTES = 7
+MAX_ARG_LEN = PAYLOAD_BYTES - SUBMIT_HEADER_BYTES
+MAX_RESULT_LEN = PAYLOAD_BYTES - RESULT_HEADER_BYTES
+STATUS_OK = 0
+STATUS_ERROR = 1
+IN_BLOCK_LEN = 0xFFFF
+STATUS_IN_BLOCK = 0x80
+
+_TOKEN = struct.Struct("<4xI")
+
+
+def submit_token(frame: bytes | bytearray | memoryview) -> int | None:
+    """Read the token of a submit frame that `decode_submit` refused.
+
+    Parameters
+    ----------
+    frame : bytes-like
+        The frame as it came out of the transport.
+
+    Returns
+    -------
+    int or None
+        The token, so that the submitter can be told, or None where the frame ends before it.
+    """
+    if len(frame) < _TOKEN.size:
+        return None
+    token: int = _TOKEN.unpack_from(frame)[0]
+    return token
