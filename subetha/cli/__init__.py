@@ -1,0 +1,39 @@
+"""The command line: a click group whose commands are imported when they are called.
+
+Neither ``subetha --help`` nor the help of a command imports numpy or the compiled core.
+"""
+
+import importlib
+
+import click
+
+from subetha import __version__
+
+__all__ = ["cli", "main"]
+
+
+class _LazyGroup(click.Group):
+    """Finds the command NAME as the attribute `command` of the module `subetha.cli.NAME`."""
+
+    _names = ("demo", "worker")
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(self._names)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self._names:
+            return None
+        command = importlib.import_module(f"subetha.cli.{cmd_name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="subetha", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Runs Python functions in other processes of this machine, through memory-mapped files."""
+
+
+def main() -> None:
+    """Run the command line; the entry point of the program `subetha`."""
+    cli(prog_name="subetha")

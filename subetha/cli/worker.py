@@ -1,0 +1,62 @@
+"""``subetha worker``: worker processes on a queue directory."""
+
+import os
+import sys
+
+import click
+
+__all__ = ["command"]
+
+
+def _check_modules(_ctx: click.Context, _param: click.Parameter, modules: tuple[str, ...]) -> tuple[str, ...]:
+    for module in modules:
+        if not all(part.isidentifier() for part in module.split(".")):
+            raise click.BadParameter(
+                f"{module!r} is no module name; give it as in an import statement, such as 'handlers' or 'shop.jobs'"
+            )
+        if module.endswith(".py") and os.path.exists(module):
+            raise click.BadParameter(f"{module!r} is a file; give the module's name, {module.removesuffix('.py')!r}")
+    return modules
+
+
+@click.command()
+@click.argument("modules", metavar="MODULE...", nargs=-1, required=True, callback=_check_modules)
+@click.option(
+    "--queue",
+    metavar="DIR",
+    required=True,
+    type=click.Path(),
+    help="The queue directory; created with its defaults when it does not exist.",
+)
+@click.option(
+    "--processes",
+    metavar="N",
+    type=click.IntRange(1, 1024),
+    default=lambda: len(os.sched_getaffinity(0)),
+    show_default="one for each processor",
+    help="How many worker processes, 1 to 1024.",
+)
+def command(modules: tuple[str, ...], queue: str, processes: int) -> None:
+    """Import each MODULE in N worker processes and run the jobs of a queue.
+
+    Modules are looked for in the current directory first, as `python -m` does, then where Python finds them otherwise.
+    They register the handlers of the jobs.
+
+    Workers that die are started again, with growing pauses. Five deaths in a row of one of them, each within 10 seconds
+    of its start and before it completed a job, end the command with exit code 1.
+
+    SIGTERM or one Ctrl-C lets every worker finish the job in hand and ends with exit code 0; a second one ends all at
+    once with 130.
+    """
+    from subetha.errors import SubethaError
+    from subetha.worker import WorkerPool
+
+    if not sys.flags.safe_path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        code = WorkerPool(modules, queue, processes).run()
+    except SubethaError as error:
+        raise click.ClickException(str(error)) from error
+    except OSError as error:
+        raise click.ClickException(f"cannot use the queue directory {queue!r}: {error}") from error
+    sys.exit(code)
