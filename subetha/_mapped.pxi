@@ -50,11 +50,13 @@ cdef class Mapped:
     cdef bint is_readonly
     cdef int64_t is_closed
     cdef int64_t is_finished
-    cdef int64_t users
+    cdef int64_t users          # calls under way and views of payloads
+    cdef int64_t users_since    # the fork that they are counted since
 
     def __cinit__(self):
         self.fd = -1
         private_set(&self.is_finished, 1)
+        self.users_since = fork_generation()
 
     cdef int map_file(self, object path, object kind, bint readonly) except -1:
         self.file_path = os.fsdecode(path)
@@ -73,6 +75,10 @@ cdef class Mapped:
 
     @cython.final
     cdef inline int enter(self) except -1:
+        if self.users_since != fork_generation():
+            # other threads that were inside when this process was forked are not here
+            self.users_since = fork_generation()
+            private_set(&self.users, 0)
         private_add(&self.users, 1)
         if private_get(&self.is_closed):
             self.leave()
@@ -86,9 +92,8 @@ cdef class Mapped:
         return 0
 
     cdef int finish(self) except -1:
-        if private_get(&self.is_finished):
+        if private_swap(&self.is_finished, 1):
             return 0
-        private_set(&self.is_finished, 1)
         try:
             self.give_up()
         finally:

@@ -17,7 +17,7 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from subetha._atomics cimport (
-    cas_acq_rel_u64, cas_seq_cst_u64, load_acquire_u64, load_relaxed_u64, private_get, store_relaxed_u64,
+    cas_acq_rel_u64, cas_seq_cst_u64, load_acquire_u64, load_relaxed_u8, load_relaxed_u64, private_get, store_relaxed_u64,
 )
 from subetha._blocks cimport Arena, block_allocate, block_data, block_free, block_link, block_of, block_relink
 from subetha._cells cimport (
@@ -77,7 +77,9 @@ cdef inline uint8_t *result_area(Queue *q, uint64_t index) noexcept nogil:
 
 
 cdef inline uint32_t job_level(JobCell *cell) noexcept nogil:
-    return cell.priority if cell.priority < LEVELS else LEVELS - 1
+    # read once: another process may change it between a check and a use
+    cdef uint32_t level = load_relaxed_u8(&cell.priority)
+    return level if level < LEVELS else LEVELS - 1
 
 
 cdef inline Mailbox *job_mailbox(Queue *q, uint64_t job_id) noexcept nogil:
@@ -104,8 +106,8 @@ cdef inline void free_blocks(Queue *q, uint64_t index, uint64_t version, uint64_
 cdef inline bint job_free_if(Queue *q, uint64_t index, uint64_t word) noexcept nogil:
     """FREE with the next version if the word is still the one read; then its blocks."""
     cdef JobCell *cell = job_cell(q, index)
-    cdef uint64_t job_block = cell.job_block
-    cdef uint64_t result_block = cell.result_block
+    cdef uint64_t job_block = load_relaxed_u64(&cell.job_block)
+    cdef uint64_t result_block = load_relaxed_u64(&cell.result_block)
     if not cell_free_if(&q.cells, index, word):
         return False
     free_blocks(q, index, word_version(word), job_block, result_block)
@@ -239,8 +241,9 @@ cdef inline Code queue_put_back(Queue *q, uint64_t index, uint64_t word, bint ch
     cdef uint64_t back = word_pack(word_version(word) + 1, RETRY, q.owner)
     cdef uint32_t level = job_level(cell)
     cdef Code code
-    if cell.job_block:
-        block_relink(&q.arena, cell.job_block, index, word_version(word))
+    cdef uint64_t block = load_relaxed_u64(&cell.job_block)
+    if block:
+        block_relink(&q.arena, block, index, word_version(word))
     if charged:
         cell.attempts -= 1
     # C6: pairs with R3

@@ -193,8 +193,10 @@ cdef class QueueHandle(Mapped):
             self.map_references(name, &refs, &lines)
         except FileNotFoundError:
             return NULL
-        box.refs = refs
-        box.lines = lines
+        with cython.critical_section(self):
+            if box.lines == NULL:
+                box.refs = refs
+                box.lines = lines
         return box
 
     # ---- taking part ----
@@ -213,14 +215,20 @@ cdef class QueueHandle(Mapped):
         self.refuse_readonly()
         slot = table.register(os.getpid(), self.role, auto_beat=True)
         number = table.numbers[slot]
-        self.own_slot = slot
-        self.queue.client = <uint64_t> (slot + 1) << 16 | (status_incarnation(number.status) & 0xFFFF)
-        self.sequence = 0
-        self.pending.clear()
-        self.queue.held = 0
-        self.inbox.box = NULL
-        self.generation = fork_generation()
-        self.queue.owner = slot + 1
+        with cython.critical_section(self):
+            if self.queue.owner != 0 and self.generation == fork_generation():
+                # another thread was faster
+                table.unregister(slot)
+            else:
+                self.own_slot = slot
+                self.queue.client = <uint64_t> (slot + 1) << 16 | (status_incarnation(number.status) & 0xFFFF)
+                self.sequence = 0
+                self.pending.clear()
+                self.queue.held = 0
+                self.collecting = 0
+                self.inbox.box = NULL
+                self.generation = fork_generation()
+                self.queue.owner = slot + 1
         return 0
 
     @cython.final
@@ -377,16 +385,19 @@ cdef class QueueHandle(Mapped):
     cdef uint32_t next_sequence(self) except? 0:
         """The next token: u32, not 0, skipped while a job with it is pending."""
         cdef uint64_t i
-        self.sequence += 1
-        while self.sequence == 0 or (self.pending and self.sequence in self.pending):
-            if self.sequence == 0:
-                for i in range(self.queue.cells.count):
-                    if job_cell(&self.queue, i).job_id >> 32 == self.queue.client and word_state(
-                        load_acquire_u64(cell_word(&self.queue.cells, i))
-                    ) != FREE:
-                        self.pending.add(<uint32_t> job_cell(&self.queue, i).job_id)
+        cdef uint32_t chosen
+        with cython.critical_section(self):
             self.sequence += 1
-        return self.sequence
+            while self.sequence == 0 or (self.pending and self.sequence in self.pending):
+                if self.sequence == 0:
+                    for i in range(self.queue.cells.count):
+                        if job_cell(&self.queue, i).job_id >> 32 == self.queue.client and word_state(
+                            load_acquire_u64(cell_word(&self.queue.cells, i))
+                        ) != FREE:
+                            self.pending.add(<uint32_t> job_cell(&self.queue, i).job_id)
+                self.sequence += 1
+            chosen = self.sequence
+        return chosen
 
     @cython.final
     cdef bint quota_is_used_up(self) noexcept:
@@ -412,7 +423,7 @@ cdef class QueueHandle(Mapped):
         """Submit, waiting up to `wait` for a cell; the job id."""
         cdef Frame frame
         cdef uint64_t job_id
-        cdef int64_t deadline = -2
+        cdef int64_t deadline = deadline_of(wait)
         cdef int idle = 0
         cdef Code code
         self.join_as_client()
@@ -436,8 +447,6 @@ cdef class QueueHandle(Mapped):
             if code != FULL and code != QUOTA:
                 self.repair()
                 continue
-            if deadline == -2:
-                deadline = deadline_of(wait)
             self.wait_for_room(code, deadline, wait, &idle)
 
     @cython.final
@@ -612,7 +621,7 @@ cdef class QueueHandle(Mapped):
         """
         cdef Ref ref
         cdef Code code
-        cdef int64_t deadline = -2
+        cdef int64_t deadline = deadline_of(timeout)
         cdef JobClaim claim
         self.enter()
         try:
@@ -627,8 +636,6 @@ cdef class QueueHandle(Mapped):
                     continue
                 if code != EMPTY:
                     raise_code(code, self.file_path, "places and hints contradict each other; repair() it")
-                if deadline == -2:
-                    deadline = deadline_of(timeout)
                 if timeout is not None and timeout == 0:
                     raise_code(EMPTY, self.file_path, "no job waits")
                 with nogil:
@@ -646,10 +653,11 @@ cdef class QueueHandle(Mapped):
     cdef JobClaim claim_taken(self, Ref *ref):
         """The claim of a cell just taken; None where the job is damaged (its client gets an error instead)."""
         cdef JobCell *cell = job_cell(&self.queue, ref.cell)
-        cdef uint64_t length = cell.job_length
+        # read once: another process may change them between the check and a use
+        cdef uint64_t length = load_relaxed_u64(&cell.job_length)
         cdef const uint8_t *data = frame_at(
-            &self.queue, job_area(&self.queue, ref.cell), self.queue.job_bytes, length, cell.job_block, ref.cell,
-            word_version(ref.word),
+            &self.queue, job_area(&self.queue, ref.cell), self.queue.job_bytes, length,
+            load_relaxed_u64(&cell.job_block), ref.cell, word_version(ref.word),
         )
         cdef JobClaim claim = JobClaim.__new__(JobClaim)
         claim.holder = self
@@ -687,13 +695,13 @@ cdef class QueueHandle(Mapped):
             if code == EMPTY:
                 return None
             if code != OK:
-                raise_code(code, self.file_path, "places and hints of the mailbox contradict each other; repair() it")
+                return raise_code(code, self.file_path, "places and hints of the mailbox contradict each other; repair() it")
             cell = job_cell(&self.queue, ref.cell)
-            job_id = cell.job_id
-            length = cell.result_length
+            job_id = load_relaxed_u64(&cell.job_id)
+            length = load_relaxed_u64(&cell.result_length)
             data = frame_at(
-                &self.queue, result_area(&self.queue, ref.cell), self.queue.result_bytes, length, cell.result_block, ref.cell,
-                word_version(ref.word),
+                &self.queue, result_area(&self.queue, ref.cell), self.queue.result_bytes, length,
+                load_relaxed_u64(&cell.result_block), ref.cell, word_version(ref.word),
             )
             if data == NULL or length < RESULT_HEADER:
                 data = NULL
@@ -726,7 +734,7 @@ cdef class QueueHandle(Mapped):
     @cython.final
     cdef object collect_waiting(self, bint as_frame, object timeout):
         cdef Code code
-        cdef int64_t deadline = -2
+        cdef int64_t deadline = deadline_of(timeout)
         self.enter()
         private_add(&self.collecting, 1)
         try:
@@ -737,8 +745,6 @@ cdef class QueueHandle(Mapped):
                     return found
                 if timeout is not None and timeout == 0:
                     raise_code(EMPTY, self.file_path, "no result is there")
-                if deadline == -2:
-                    deadline = deadline_of(timeout)
                 with nogil:
                     code = wait_for(
                         &self.inbox.box.lines.items, inbox_has_results, &self.inbox, &self.is_closed, deadline
@@ -804,7 +810,13 @@ cdef class QueueHandle(Mapped):
         try:
             self.join_as_client()
             while len(taken) < n:
-                found = self.collect(False)
+                try:
+                    found = self.collect(False)
+                except BaseException:
+                    # what was collected exists nowhere else; the next call meets the error
+                    if not taken:
+                        raise
+                    break
                 if found is None:
                     break
                 taken.append(found)

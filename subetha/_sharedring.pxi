@@ -157,9 +157,14 @@ cdef class SharedRing(Mapped):
             &self.records, self.fd, <int64_t> self.bytes.shape[0], os.getpid(), Role.WORKER, &self.no_epoch, False,
             self.file_path,
         )
-        self.number = taken
-        self.generation = fork_generation()
-        self.ring.owner = taken.slot + 1
+        with cython.critical_section(self):
+            if self.number is not None and self.number.is_mine():
+                # another thread was faster
+                taken.give_up()
+            else:
+                self.number = taken
+                self.generation = fork_generation()
+                self.ring.owner = taken.slot + 1
         return 0
 
     cdef int give_up(self) except -1:
@@ -293,7 +298,7 @@ cdef class SharedRing(Mapped):
         """
         cdef Text text
         cdef Code code
-        cdef int64_t deadline
+        cdef int64_t deadline = deadline_of(timeout)
         self.enter()
         try:
             text_of(payload, &text)
@@ -301,20 +306,16 @@ cdef class SharedRing(Mapped):
                 self.check_payload(&text)
                 self.join()
                 code = self.push_mending(&text)
-                if code == FULL:
-                    deadline = deadline_of(timeout)
-                    while code == FULL:
-                        with nogil:
-                            code = wait_for(
-                                &self.ring.lines.space, ring_has_space, &self.ring, &self.is_closed, deadline
-                            )
-                        if code == OK:
-                            code = self.push_mending(&text)
-                        elif code == SIGNAL:
-                            PyErr_CheckSignals()
-                            code = FULL
-                        elif code == TIMEOUT:
-                            raise_code(FULL, self.file_path, f"{self.full_text()}, and none came free in {timeout} s")
+                while code == FULL:
+                    with nogil:
+                        code = wait_for(&self.ring.lines.space, ring_has_space, &self.ring, &self.is_closed, deadline)
+                    if code == OK:
+                        code = self.push_mending(&text)
+                    elif code == SIGNAL:
+                        PyErr_CheckSignals()
+                        code = FULL
+                    elif code == TIMEOUT:
+                        raise_code(FULL, self.file_path, f"{self.full_text()}, and none came free in {timeout} s")
             finally:
                 text_done(&text)
             if code != OK:
@@ -379,17 +380,21 @@ cdef class SharedRing(Mapped):
         return code
 
     @cython.final
+    cdef int drop_damaged(self, Ref *ref, uint32_t length) except -1:
+        ring_free(&self.ring, ref)
+        raise errors.TransportError(
+            f"{self.file_path}: cell {ref.cell} says {length} bytes where at most {self.payload_size} fit: another process "
+            "damaged it; the message was dropped"
+        )
+
+    @cython.final
     cdef bytes pop_taken(self, Ref *ref):
         """Copy the message of a cell just taken, and free cell and place."""
         cdef RingCell *cell = <RingCell *> cell_word(&self.ring.cells, ref.cell)
-        cdef uint32_t length = cell.length
+        cdef uint32_t length = load_relaxed_u32(&cell.length)
         cdef bytes payload
         if length > self.payload_size:
-            ring_free(&self.ring, ref)
-            raise errors.TransportError(
-                f"{self.file_path}: cell {ref.cell} says {length} bytes where at most {self.payload_size} fit: another process "
-                "damaged it; the message was dropped"
-            )
+            self.drop_damaged(ref, length)
         try:
             payload = PyBytes_FromStringAndSize(<const char *> cell + sizeof(RingCell), length)
         except MemoryError:
@@ -416,9 +421,9 @@ cdef class SharedRing(Mapped):
         try:
             self.join()
             code = self.take_mending(&ref)
-            if code == OK:
-                return self.pop_taken(&ref)
-            raise_code(code, self.file_path, "no message waits")
+            if code != OK:
+                raise_code(code, self.file_path, "no message waits")
+            return self.pop_taken(&ref)
         finally:
             self.leave()
 
@@ -426,11 +431,10 @@ cdef class SharedRing(Mapped):
     cdef int take_waiting(self, Ref *ref, object timeout) except -1:
         """Take a cell, waiting for one; raises Empty at the timeout."""
         cdef Code code
-        cdef int64_t deadline
+        cdef int64_t deadline = deadline_of(timeout)
         self.join()
         code = self.take_mending(ref)
         if code == EMPTY:
-            deadline = deadline_of(timeout)
             while code == EMPTY:
                 with nogil:
                     code = wait_for(&self.ring.lines.items, ring_has_items, &self.ring, &self.is_closed, deadline)
@@ -493,6 +497,13 @@ cdef class SharedRing(Mapped):
                 code = self.take_mending(&ref)
                 if code != OK:
                     break
+                if taken and load_relaxed_u32(
+                    &(<RingCell *> cell_word(&self.ring.cells, ref.cell)).length
+                ) > self.payload_size:
+                    # the next call meets the damaged one alone, so that its error costs nothing that was popped
+                    ring_put_back(&self.ring, ref.cell, ref.word)
+                    refs_pass(&self.ring.refs, &ref)
+                    break
                 taken.append(self.pop_taken(&ref))
                 wanted -= 1
             if code == CORRUPT and not taken:
@@ -538,15 +549,17 @@ cdef class SharedRing(Mapped):
     cdef RingClaim claim_taken(self, Ref *ref):
         cdef RingCell *cell = <RingCell *> cell_word(&self.ring.cells, ref.cell)
         cdef RingClaim claim
-        if cell.length > self.payload_size:
-            self.pop_taken(ref)
+        # read once: another process may change it between the check and a use
+        cdef uint32_t length = load_relaxed_u32(&cell.length)
+        if length > self.payload_size:
+            self.drop_damaged(ref, length)
         refs_pass(&self.ring.refs, ref)
         claim = RingClaim.__new__(RingClaim)
         claim.holder = self
         claim.cell = ref.cell
         claim.word = ref.word
         claim.data = <uint8_t *> cell + sizeof(RingCell)
-        claim.length = cell.length
+        claim.length = length
         claim.generation = self.generation
         return claim
 

@@ -7,6 +7,7 @@
 static inline uint64_t load_relaxed_u64(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 static inline uint64_t load_acquire_u64(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 static inline uint64_t load_seq_cst_u64(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_SEQ_CST); }
+static inline uint8_t load_relaxed_u8(const uint8_t *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 static inline uint32_t load_relaxed_u32(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 static inline uint32_t load_seq_cst_u32(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_SEQ_CST); }
 
@@ -63,6 +64,7 @@ static inline int64_t private_add(int64_t *p, int64_t v)
 #endif
 }
 
+static inline int64_t private_swap(int64_t *p, int64_t v) { return __atomic_exchange_n(p, v, __ATOMIC_SEQ_CST); }
 static inline int64_t private_get(const int64_t *p) { return __atomic_load_n(p, __ATOMIC_SEQ_CST); }
 static inline void private_set(int64_t *p, int64_t v) { __atomic_store_n(p, v, __ATOMIC_SEQ_CST); }
 
