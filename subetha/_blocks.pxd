@@ -26,6 +26,11 @@ cdef extern from "fcntl.h" nogil:
         FALLOC_FL_KEEP_SIZE
         FALLOC_FL_PUNCH_HOLE
 
+cdef extern from "errno.h" nogil:
+    int errno
+    enum:
+        EINTR
+
 cdef enum:
     BLOCK_SHIFT = 12            # the smallest class: 4096 bytes
     MAX_CLASSES = 28
@@ -113,8 +118,28 @@ cdef inline uint64_t arena_count_backed(Arena *arena) noexcept nogil:
     return total
 
 
-cdef inline uint64_t arena_trim(Arena *arena, uint64_t owner, uint64_t wanted) noexcept nogil:
-    """Punch free blocks until `wanted` bytes were given back to the disk; the largest first."""
+cdef inline bint block_try_reuse(Arena *arena, Cells *cells, uint32_t c, uint64_t index, uint64_t owner) noexcept nogil:
+    cdef uint64_t *word = &arena.words[c][index]
+    # B2: pairs with B1 and B4
+    cdef uint64_t seen = load_acquire_u64(word)
+    if seen == FREE_BACKED or block_is_orphan(cells, seen):
+        return cas_acq_rel_u64(word, seen, block_owned(owner))
+    return False
+
+
+cdef inline int fallocate_again(int fd, int mode, int64_t offset, int64_t length) noexcept nogil:
+    """fallocate, begun again where a signal came in between."""
+    cdef int tries
+    for tries in range(100):
+        if fallocate(fd, mode, offset, length) == 0:
+            return 0
+        if errno != EINTR:
+            return -1
+    return -1
+
+
+cdef inline uint64_t arena_trim(Arena *arena, Cells *cells, uint64_t owner, uint64_t wanted) noexcept nogil:
+    """Punch free blocks, and those whose cell has moved on, until `wanted` bytes were given back to the disk; the largest first."""
     cdef uint64_t got = 0
     cdef uint64_t i
     cdef int c
@@ -122,10 +147,8 @@ cdef inline uint64_t arena_trim(Arena *arena, uint64_t owner, uint64_t wanted) n
         for i in range(arena.counts[c]):
             if got >= wanted:
                 return got
-            if load_relaxed_u64(&arena.words[c][i]) == FREE_BACKED and cas_acq_rel_u64(
-                &arena.words[c][i], FREE_BACKED, block_owned(owner)
-            ):
-                if fallocate(
+            if block_try_reuse(arena, cells, c, i, owner):
+                if fallocate_again(
                     arena.fd,
                     FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
                     arena.data[c] + i * block_size(c),
@@ -140,7 +163,7 @@ cdef inline uint64_t arena_trim(Arena *arena, uint64_t owner, uint64_t wanted) n
     return got
 
 
-cdef inline Code block_back(Arena *arena, uint32_t c, uint64_t index, uint64_t owner) noexcept nogil:
+cdef inline Code block_back(Arena *arena, Cells *cells, uint32_t c, uint64_t index, uint64_t owner) noexcept nogil:
     """Put disk behind an owned hole, within the arena's limit."""
     cdef uint64_t size = block_size(c)
     cdef int tries
@@ -148,26 +171,17 @@ cdef inline Code block_back(Arena *arena, uint32_t c, uint64_t index, uint64_t o
         # the owned hole itself is counted here
         store_relaxed_u64(&arena.lines.backed_bytes, arena_count_backed(arena))
         if load_acquire_u64(&arena.lines.backed_bytes) > arena.limit:
-            arena_trim(arena, owner, load_acquire_u64(&arena.lines.backed_bytes) - arena.limit)
+            arena_trim(arena, cells, owner, load_acquire_u64(&arena.lines.backed_bytes) - arena.limit)
         if load_acquire_u64(&arena.lines.backed_bytes) > arena.limit:
             fetch_add_acq_rel_u64(&arena.lines.backed_bytes, -<int64_t> size)
             return NO_BLOCK
     for tries in range(2):
-        if fallocate(arena.fd, 0, arena.data[c] + index * size, size) == 0:
+        if fallocate_again(arena.fd, 0, arena.data[c] + index * size, size) == 0:
             return OK
-        if arena_trim(arena, owner, size) == 0:
+        if arena_trim(arena, cells, owner, size) == 0:
             break
     fetch_add_acq_rel_u64(&arena.lines.backed_bytes, -<int64_t> size)
     return NO_DISK
-
-
-cdef inline bint block_try_reuse(Arena *arena, Cells *cells, uint32_t c, uint64_t index, uint64_t owner) noexcept nogil:
-    cdef uint64_t *word = &arena.words[c][index]
-    # B2: pairs with B1 and B4
-    cdef uint64_t seen = load_acquire_u64(word)
-    if seen == FREE_BACKED or block_is_orphan(cells, seen):
-        return cas_acq_rel_u64(word, seen, block_owned(owner))
-    return False
 
 
 cdef inline Code block_allocate(Arena *arena, Cells *cells, uint64_t length, uint64_t owner, uint64_t *ref) noexcept nogil:
@@ -205,7 +219,7 @@ cdef inline Code block_allocate(Arena *arena, Cells *cells, uint64_t length, uin
         if load_relaxed_u64(&arena.words[c][i]) == FREE_HOLE and cas_acq_rel_u64(
             &arena.words[c][i], FREE_HOLE, block_owned(owner)
         ):
-            code = block_back(arena, c, i, owner)
+            code = block_back(arena, cells, c, i, owner)
             if code != OK:
                 store_release_u64(&arena.words[c][i], FREE_HOLE)
                 return code

@@ -11,8 +11,7 @@ from cpython.buffer cimport (
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_CheckSignals
 from libc.math cimport isnan
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from subetha._atomics cimport *
@@ -85,6 +84,7 @@ cdef int check_layout() except -1:
         "RING_LINES": (sizeof(RingLines), {
             "tail": <size_t> &lines.tail - <size_t> &lines,
             "head": <size_t> &lines.head - <size_t> &lines,
+            "due": <size_t> &lines.due - <size_t> &lines,
             "items": <size_t> &lines.items - <size_t> &lines,
             "space": <size_t> &lines.space - <size_t> &lines,
         }),

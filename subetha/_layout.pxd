@@ -46,6 +46,7 @@ cdef enum:
     COLLECTABLE = 1 << DONE
 
 cdef enum:
+    JOB_IS_CHARGED = 1  # in a job cell's flags
     WAITERS_BIT = 1
     WAKE_STEP = 2
 
@@ -84,7 +85,8 @@ ctypedef struct RingLines:
     uint64_t head
     uint8_t pad1[120]
     uint32_t items
-    uint8_t pad2[124]
+    uint32_t due
+    uint8_t pad2[120]
     uint32_t space
     uint8_t pad3[124]
 

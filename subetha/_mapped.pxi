@@ -3,7 +3,9 @@
 
 cdef object raise_code(Code code, str path, str detail):
     """The one place where codes of the core become exceptions."""
-    if code == FULL or code == NO_PLACE or code == QUOTA:
+    if code == CORRUPT or code == NO_PLACE:
+        raise errors.TransportError(f"{path}: places and hints contradict each other and could not be repaired; close it, and call repair()")
+    if code == FULL or code == QUOTA:
         raise errors.Full(f"{path}: {detail}")
     if code == EMPTY:
         raise errors.Empty(f"{path}: {detail}")
@@ -34,6 +36,7 @@ cdef uint64_t boot_hash() except? 0:
         return int.from_bytes(bytes.fromhex(file.read(36).decode().replace("-", ""))[:8], "little")
 
 
+@cython.no_gc_clear
 cdef class Mapped:
     """A mapped file: base of every shared structure. Not made directly.
 
@@ -50,12 +53,15 @@ cdef class Mapped:
     cdef bint is_readonly
     cdef int64_t is_closed
     cdef int64_t is_finished
-    cdef int64_t users          # calls under way and views of payloads
+    cdef int64_t is_unmapped
+    cdef int64_t users          # calls under way
+    cdef int64_t views          # memoryviews of payloads
     cdef int64_t users_since    # the fork that they are counted since
 
     def __cinit__(self):
         self.fd = -1
         private_set(&self.is_finished, 1)
+        private_set(&self.is_unmapped, 1)
         self.users_since = fork_generation()
 
     cdef int map_file(self, object path, object kind, bint readonly) except -1:
@@ -65,6 +71,7 @@ cdef class Mapped:
         self.base = <uint8_t *> &self.bytes[0]
         self.is_readonly = readonly
         private_set(&self.is_finished, 0)
+        private_set(&self.is_unmapped, 0)
         return 0
 
     @cython.final
@@ -74,12 +81,16 @@ cdef class Mapped:
         return 0
 
     @cython.final
-    cdef inline int enter(self) except -1:
+    cdef inline void count_in(self) noexcept:
         if self.users_since != fork_generation():
             # other threads that were inside when this process was forked are not here
             self.users_since = fork_generation()
             private_set(&self.users, 0)
         private_add(&self.users, 1)
+
+    @cython.final
+    cdef inline int enter(self) except -1:
+        self.count_in()
         if private_get(&self.is_closed):
             self.leave()
             raise ValueError(f"{self.file_path}: this handle is closed")
@@ -97,11 +108,23 @@ cdef class Mapped:
         try:
             self.give_up()
         finally:
-            self.bytes = None
-            self.map = None
             if self.fd >= 0:
                 os.close(self.fd)
                 self.fd = -1
+            if private_get(&self.views) == 0:
+                self.unmap()
+        return 0
+
+    cdef int unmap(self) except -1:
+        """Let the mappings go, after the last call and the last view."""
+        if not private_swap(&self.is_unmapped, 1):
+            self.bytes = None
+            self.map = None
+            self.unmap_parts()
+        return 0
+
+    cdef int unmap_parts(self) except -1:
+        """Let the mappings of further files go."""
         return 0
 
     cdef int give_up(self) except -1:
@@ -126,7 +149,7 @@ cdef class Mapped:
         """Close the handle: wakes its waiters, puts its claims back uncharged, gives up its number. Idempotent."""
         if private_get(&self.is_closed):
             return
-        private_add(&self.users, 1)
+        self.count_in()
         private_set(&self.is_closed, 1)
         try:
             if not private_get(&self.is_finished):
@@ -169,8 +192,10 @@ cdef class Number:
         """Was it made by this process (and not by the one that forked it), and is its lock still there?"""
         return not private_get(&self.kept.inherited) and not private_get(&self.kept.lost)
 
-    cdef void give_up(self) noexcept:
-        if not private_get(&self.kept.inherited):
+    cdef void give_up(self, bint clean) noexcept:
+        """Let the lock go; and free the record, unless something was left undone in its name."""
+        # without its lock the number may be a rescuer's by now
+        if clean and self.is_mine():
             record_leave(self.record, self.status)
         registration_end(&self.kept)
 
@@ -205,7 +230,7 @@ cdef Number take_number(
             &number.kept, &number.record.status, number.status, &number.record.last_seen_epoch, epoch, auto_beat
         )
         if why != 0:
-            number.give_up()
+            number.give_up(True)
             raise OSError(why, f"{os.strerror(why)}: no timer thread for a participant of {path}")
         return number
     raise errors.TableFull(
@@ -213,7 +238,7 @@ cdef Number take_number(
     )
 
 
-cdef int check_bytes(str name, object value, int least, int most) except -1:
+cdef int check_number(str name, object value, int least, int most) except -1:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name}: expected an int from {least} to {most}, found {type(value).__name__}")
     if not least <= value <= most:
@@ -258,7 +283,38 @@ cdef inline void text_done(Text *text) noexcept:
         PyBuffer_Release(&text.view)
 
 
+@cython.final
+@cython.no_gc_clear
+cdef class Payload:
+    """The bytes of a claim, as memoryviews see them. It keeps the mapping, and knows nothing of the claim."""
+
+    cdef Mapped holder
+    cdef uint8_t *data
+    cdef uint64_t length
+    cdef int64_t exports
+
+    def __init__(self):
+        raise TypeError("a payload comes from a claim")
+
+    def __getbuffer__(self, Py_buffer *buffer, int flags):
+        if self.holder is None:
+            raise BufferError("a payload comes from a claim")
+        self.holder.enter()
+        try:
+            PyBuffer_FillInfo(buffer, self, self.data, self.length, 1, flags)
+            private_add(&self.exports, 1)
+            private_add(&self.holder.views, 1)
+        finally:
+            self.holder.leave()
+
+    def __releasebuffer__(self, Py_buffer *buffer):
+        private_add(&self.exports, -1)
+        if private_add(&self.holder.views, -1) == 0 and private_get(&self.holder.is_finished):
+            self.holder.unmap()
+
+
 @cython.freelist(64)
+@cython.no_gc_clear
 cdef class Claim:
     """A job or message that this process holds and must end: `ack`, `release` (or `reply`, from a queue).
 
@@ -272,57 +328,64 @@ cdef class Claim:
     cdef uint8_t *data
     cdef uint64_t length
     cdef int64_t generation
-    cdef int64_t exports
-    cdef bint is_over
-    cdef bint is_started
+    cdef int64_t is_over
+    cdef Payload shown
     cdef object view
+
+    def __cinit__(self):
+        # until whoever made it says otherwise
+        self.is_over = 1
+
+    def __init__(self):
+        raise TypeError("a claim comes from try_claim() or claim()")
 
     @cython.final
     cdef int check(self) except -1:
-        if self.is_over:
+        if private_get(&self.is_over):
             raise ValueError("this claim is over: it was acknowledged, answered or put back before")
         if self.generation != fork_generation():
             raise ValueError("this claim belongs to the process that forked this one; only that one can end it")
         return 0
 
     @cython.final
-    cdef int let_go_of_view(self) except -1:
+    cdef int begin_end(self) except -1:
+        """Make this thread the one that ends the claim; `is_over` goes back to 0 where that fails."""
         if self.view is not None:
+            # raises BufferError where somebody holds a buffer of the view itself
             self.view.release()
             self.view = None
-        if private_get(&self.exports):
-            raise BufferError(f"{self.exports} views of this claim's payload are still in use; release them before ending it")
+        if self.shown is not None and private_get(&self.shown.exports):
+            raise BufferError(
+                f"{private_get(&self.shown.exports)} views of this claim's payload are still in use; release them before "
+                "ending it"
+            )
+        if private_swap(&self.is_over, 1):
+            raise ValueError("this claim is over: it was acknowledged, answered or put back before")
         return 0
 
     @property
     def payload(self):
         """Read-only memoryview (uint8, shape (length,)) of the message where it lies; it dies with the claim."""
+        cdef Payload shown
+        self.check()
         if self.view is None:
-            self.view = memoryview(self)
+            if self.shown is None:
+                shown = Payload.__new__(Payload)
+                shown.holder = self.holder
+                shown.data = self.data
+                shown.length = self.length
+                self.shown = shown
+            self.view = memoryview(self.shown)
         return self.view
 
     def tobytes(self):
         """A copy of the payload."""
+        self.check()
         self.holder.enter()
         try:
-            self.check()
             return PyBytes_FromStringAndSize(<const char *> self.data, self.length)
         finally:
             self.holder.leave()
-
-    def __getbuffer__(self, Py_buffer *buffer, int flags):
-        self.holder.enter()
-        try:
-            self.check()
-            PyBuffer_FillInfo(buffer, self, self.data, self.length, 1, flags)
-        except BaseException:
-            self.holder.leave()
-            raise
-        private_add(&self.exports, 1)
-
-    def __releasebuffer__(self, Py_buffer *buffer):
-        private_add(&self.exports, -1)
-        self.holder.leave()
 
     def started(self):
         """Say that the job is being run: it counts as an attempt from here on."""
@@ -341,4 +404,5 @@ cdef class Claim:
         raise NotImplementedError
 
     def __repr__(self):
-        return f"<{type(self).__name__} of {self.length} bytes in cell {self.cell}, {'over' if self.is_over else 'held'}>"
+        state = "over" if private_get(&self.is_over) else "held"
+        return f"<{type(self).__name__} of {self.length} bytes in cell {self.cell}, {state}>"

@@ -18,7 +18,7 @@ cdef extern from "process.h" nogil:
         int64_t inherited
     int64_t monotonic_ns()
     int64_t realtime_ns()
-    int futex_wait_u32(uint32_t *word, uint32_t value, int64_t ns)
+    void futex_wait_u32(uint32_t *word, uint32_t value, int64_t ns)
     int futex_wake_u32(uint32_t *word, int most)
     int lock_test(int fd, int64_t byte)
     int lock_take(int fd, int64_t byte)
@@ -31,12 +31,12 @@ cdef extern from "process.h" nogil:
 
 cdef extern from "errno.h" nogil:
     enum:
-        EINTR
         EAGAIN
 
 cdef enum:
     SPIN_CHECKS = 1500
     LONGEST_SLEEP_MS = 480
+    LOOK_PERIOD_MS = 5000
 
 # Is there something to do? OK, EMPTY or FULL (not yet), or a code that ends the wait. Thorough before a sleep.
 ctypedef Code (*Check)(void *context, bint thorough) noexcept nogil
@@ -48,10 +48,11 @@ cdef inline void wake_some(uint32_t *word, int most) noexcept nogil:
     for tries in range(16):
         seen = load_seq_cst_u32(word)
         if cas_seq_cst_u32(word, seen, seen + WAKE_STEP):
+            # counted up again when the bit goes, else a waiter that saw the bit before could sleep on a word that came back
             if futex_wake_u32(word, most) < 1 and cas_seq_cst_u32(
-                word, seen + WAKE_STEP, (seen + WAKE_STEP) & ~<uint32_t> WAITERS_BIT
+                word, seen + WAKE_STEP, (seen + 2 * WAKE_STEP) & ~<uint32_t> WAITERS_BIT
             ):
-                # whoever fell asleep between the two lines above, on the word with the bit
+                # for whoever fell asleep between the wake and the CAS
                 futex_wake_u32(word, 0x7FFFFFFF)
             return
     futex_wake_u32(word, most)
@@ -65,34 +66,50 @@ cdef inline void wake_one(uint32_t *word) noexcept nogil:
         wake_some(word, 1)
 
 
+cdef inline bint is_time_to_look(int64_t *looked_ns) noexcept nogil:
+    """Once in five seconds for each handle that is about to sleep: a hint that is wrong and yet plausible must not last."""
+    cdef int64_t now = monotonic_ns()
+    if now - looked_ns[0] < LOOK_PERIOD_MS * <int64_t> 1000000:
+        return False
+    looked_ns[0] = now
+    return True
+
+
 cdef inline Code wait_for(
-    uint32_t *word, Check check, void *context, int64_t *closed, int64_t deadline
+    uint32_t *word, Check check, void *context, int64_t *closed, int64_t deadline, int *stage
 ) noexcept nogil:
-    """Spin briefly, then sleep in bounded steps until `check` says OK, the deadline (ns, monotonic; < 0: none) or `closed`."""
+    """One step of a wait: the first one spins briefly, the others sleep, each for a bounded time.
+
+    SIGNAL says "not yet": the caller lets Python look at signals and comes again. `deadline` is in ns on the monotonic clock
+    (< 0: none); `stage` is the caller's, 0 at first.
+    """
     cdef uint32_t seen
-    cdef int64_t ns, n
+    cdef int64_t ns
+    cdef int n
     cdef Code code
-    for n in range(SPIN_CHECKS):
-        code = check(context, False)
-        if code != EMPTY and code != FULL:
-            return code
-        if private_get(closed):
-            return CLOSED
-        cpu_pause()
-    while True:
-        # W2: pairs with W1
-        seen = fetch_or_seq_cst_u32(word, WAITERS_BIT) | WAITERS_BIT
-        fence_after_rmw()
-        code = check(context, True)
-        if code != EMPTY and code != FULL:
-            return code
-        if private_get(closed):
-            return CLOSED
-        ns = LONGEST_SLEEP_MS * <int64_t> 1000000
-        if deadline >= 0:
-            if deadline - monotonic_ns() < ns:
-                ns = deadline - monotonic_ns()
-            if ns <= 0:
-                return TIMEOUT
-        if futex_wait_u32(word, seen, ns) == EINTR:
-            return SIGNAL
+    if stage[0] == 0:
+        stage[0] = 1
+        for n in range(SPIN_CHECKS):
+            code = check(context, False)
+            if code != EMPTY and code != FULL:
+                return code
+            if private_get(closed):
+                return CLOSED
+            cpu_pause()
+        return SIGNAL
+    # W2: pairs with W1
+    seen = fetch_or_seq_cst_u32(word, WAITERS_BIT) | WAITERS_BIT
+    fence_after_rmw()
+    code = check(context, True)
+    if code != EMPTY and code != FULL:
+        return code
+    if private_get(closed):
+        return CLOSED
+    ns = LONGEST_SLEEP_MS * <int64_t> 1000000
+    if deadline >= 0:
+        if deadline - monotonic_ns() < ns:
+            ns = deadline - monotonic_ns()
+        if ns <= 0:
+            return TIMEOUT
+    futex_wait_u32(word, seen, ns)
+    return SIGNAL

@@ -17,27 +17,27 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from subetha._atomics cimport (
-    cas_acq_rel_u64, cas_seq_cst_u64, load_acquire_u64, load_relaxed_u8, load_relaxed_u64, private_get, store_relaxed_u64,
+    cas_acq_rel_u64, cas_seq_cst_u64, load_acquire_u32, load_acquire_u64, load_relaxed_u8, load_relaxed_u64, private_get, store_relaxed_u64,
 )
 from subetha._blocks cimport Arena, block_allocate, block_data, block_free, block_link, block_of, block_relink
 from subetha._cells cimport (
-    Cells, cell_free_if, cell_free_owned, cell_publish, cell_word, cells_acquire, word_is_one_of, word_pack, word_state,
+    Cells, cell_free_if, cell_publish, cell_word, cells_acquire, word_is_one_of, word_pack, word_state,
     word_version,
 )
 from subetha._heartbeat cimport Records, record_is
 from subetha._layout cimport (
-    CLAIMABLE, COLLECTABLE, CORRUPT, DONE, EMPTY, FREE, FULL, LOST, NO_PLACE, OK, PARKED, READY, RETRY, TAKEN, Code, JobCell,
+    CLAIMABLE, COLLECTABLE, CORRUPT, DONE, EMPTY, FREE, FULL, JOB_IS_CHARGED, LOST, NO_PLACE, OK, PARKED, READY, RETRY, TAKEN, Code, JobCell,
     PoolLines, RingLines,
 )
-from subetha._process cimport realtime_ns, wake_one
-from subetha._ring cimport Ref, Refs, refs_pass, refs_peek, refs_publish
+from subetha._process cimport is_time_to_look, realtime_ns, wake_one
+from subetha._ring cimport Ref, Refs, refs_init, refs_pass, refs_peek, refs_publish, refs_rebuild_hints
 
 cdef enum:
     LEVELS = 3      # priorities
 
 ctypedef struct Mailbox:
     Refs refs
-    RingLines *lines        # NULL: not mapped here yet
+    RingLines *lines
 
 ctypedef struct Queue:
     Cells cells
@@ -49,16 +49,20 @@ ctypedef struct Queue:
     Refs submit[3]
     Arena arena
     Records records
-    Mailbox *mailboxes      # one a participant
+    uint32_t *mail_made     # one a participant: 1 once its mailbox has its disk space
+    uint8_t *mail           # the mailboxes, `mail_stride` bytes each
+    uint64_t mail_stride
     uint64_t owner          # this handle's number
     uint64_t client         # number << 16 | incarnation: the upper half of its job ids
     uint64_t hint           # private: where a free cell may be
     int64_t held            # private: cells this client holds; counted in the cells before it is believed
     uint64_t quota          # most cells that one client may hold
+    int64_t looked_ns       # private: when the hints were last looked for in the places
 
 ctypedef struct Frame:
-    # a header made beforehand and the data that follows it
+    # headers made beforehand (the second one for a block: "the data is all that follows"), and the data
     uint8_t header[10]
+    uint8_t block_header[10]
     uint64_t header_length
     const uint8_t *data
     uint64_t data_length
@@ -82,12 +86,16 @@ cdef inline uint32_t job_level(JobCell *cell) noexcept nogil:
     return level if level < LEVELS else LEVELS - 1
 
 
-cdef inline Mailbox *job_mailbox(Queue *q, uint64_t job_id) noexcept nogil:
-    """The mailbox of the job's client, perhaps not mapped yet; NULL where no participant can have that number."""
-    cdef uint64_t number = job_id >> 48
-    if number == 0 or number > q.records.count:
-        return NULL
-    return &q.mailboxes[number - 1]
+cdef inline bint queue_mailbox(Queue *q, uint64_t number, Mailbox *box) noexcept nogil:
+    """The mailbox of a participant's number (read from shared memory); False where it has none."""
+    cdef uint8_t *at
+    # M1: pairs with M2
+    if number == 0 or number > q.records.count or load_acquire_u32(&q.mail_made[number - 1]) != 1:
+        return False
+    at = q.mail + (number - 1) * q.mail_stride
+    box.lines = <RingLines *> at
+    refs_init(&box.refs, box.lines, <uint64_t *> (at + sizeof(RingLines)), q.cells.bits)
+    return True
 
 
 cdef inline bint client_is_there(Queue *q, uint64_t job_id) noexcept nogil:
@@ -116,15 +124,12 @@ cdef inline bint job_free_if(Queue *q, uint64_t index, uint64_t word) noexcept n
 
 
 cdef inline Code frame_store(
-    Queue *q, Frame *frame, uint8_t *area, uint64_t area_bytes, uint64_t index, uint64_t version, uint32_t mark_at,
-    uint64_t *block
+    Queue *q, Frame *frame, uint8_t *area, uint64_t area_bytes, uint64_t index, uint64_t version, uint64_t *block
 ) noexcept nogil:
-    """Put a frame into its area, or into a block linked to (cell, version) where it is longer.
-
-    `mark_at` is the header's offset of the u16 length that then says "the rest of the frame".
-    """
+    """Put a frame into its area, or into a block linked to (cell, version) where it is longer."""
     cdef uint64_t length = frame.header_length + frame.data_length
     cdef uint8_t *at = area
+    cdef uint8_t *header = frame.header
     cdef Code code
     block[0] = 0
     if length > area_bytes:
@@ -133,8 +138,8 @@ cdef inline Code frame_store(
             block[0] = 0
             return code
         at = block_data(&q.arena, block[0])
-        frame.header[mark_at] = frame.header[mark_at + 1] = 0xFF
-    memcpy(at, frame.header, frame.header_length)
+        header = frame.block_header
+    memcpy(at, header, frame.header_length)
     memcpy(at + frame.header_length, frame.data, frame.data_length)
     if block[0]:
         block_link(&q.arena, block[0], index, version)
@@ -163,7 +168,7 @@ cdef inline Code queue_publish_job(Queue *q, uint64_t index, uint64_t version, u
             taken = word_pack(word_version(ref.word), TAKEN, q.owner)
             if cas_acq_rel_u64(cell_word(&q.cells, ref.cell), ref.word, taken):
                 refs_pass(&q.submit[level], &ref)
-                queue_put_back(q, ref.cell, taken, False)
+                queue_put_back(q, ref.cell, taken)
     return NO_PLACE
 
 
@@ -176,9 +181,10 @@ cdef inline Code queue_submit(
     if code != OK:
         return code
     cell = job_cell(q, index)
-    code = frame_store(q, frame, job_area(q, index), q.job_bytes, index, word_version(word), 8, &block)
+    code = frame_store(q, frame, job_area(q, index), q.job_bytes, index, word_version(word), &block)
     if code != OK:
-        cell_free_owned(&q.cells, index, word)
+        cell_free_if(&q.cells, index, word)
+        wake_one(&q.lines.space)
         return code
     cell.job_id = job_id
     cell.job_length = frame.header_length + frame.data_length
@@ -235,33 +241,79 @@ cdef inline Code queue_take(Queue *q, Ref *ref) noexcept nogil:
             return OK
 
 
-cdef inline Code queue_put_back(Queue *q, uint64_t index, uint64_t word, bint charged) noexcept nogil:
-    """TAKEN(me) -> RETRY(me) with the next version, its block's link moved before, then published in `back`."""
+cdef inline Code queue_publish_back(Queue *q, uint32_t level, uint64_t version, uint64_t index) noexcept nogil:
+    """Into back[level]; where stale references behind an old job fill that ring, the old one goes behind them.
+
+    Live references fill at most half of the places, so after so many steps a stale place is met.
+    """
+    cdef Code code
+    cdef Ref ref
+    cdef uint64_t taken, retry, n
+    cdef uint64_t versions[16]
+    cdef uint64_t indexes[16]
+    cdef int top = 0
+    versions[0] = version
+    indexes[0] = index
+    for n in range(4 * q.cells.count + 64):
+        code = refs_publish(&q.back[level], &q.cells, CLAIMABLE, versions[top], indexes[top])
+        if code == OK:
+            if top == 0:
+                return OK
+            top -= 1
+        elif code != NO_PLACE:
+            return code
+        elif top < 15 and refs_peek(&q.back[level], &q.cells, CLAIMABLE, &ref) == OK:
+            # a claim and a release of the oldest
+            taken = word_pack(word_version(ref.word), TAKEN, q.owner)
+            if cas_acq_rel_u64(cell_word(&q.cells, ref.cell), ref.word, taken):
+                refs_pass(&q.back[level], &ref)
+                block_relink(&q.arena, load_relaxed_u64(&job_cell(q, ref.cell).job_block), ref.cell, word_version(taken))
+                retry = word_pack(word_version(taken) + 1, RETRY, q.owner)
+                # C6: pairs with R3
+                if cas_seq_cst_u64(cell_word(&q.cells, ref.cell), taken, retry):
+                    top += 1
+                    versions[top] = word_version(retry)
+                    indexes[top] = ref.cell
+    return NO_PLACE
+
+
+cdef inline Code queue_put_back(Queue *q, uint64_t index, uint64_t word) noexcept nogil:
+    """TAKEN(me) -> RETRY(me) with the next version and uncharged, its block's link moved before; then published in `back`."""
     cdef JobCell *cell = job_cell(q, index)
     cdef uint64_t back = word_pack(word_version(word) + 1, RETRY, q.owner)
     cdef uint32_t level = job_level(cell)
     cdef Code code
     cdef uint64_t block = load_relaxed_u64(&cell.job_block)
+    if load_acquire_u64(cell_word(&q.cells, index)) != word:
+        return LOST
     if block:
         block_relink(&q.arena, block, index, word_version(word))
-    if charged:
+    if cell.flags & JOB_IS_CHARGED:
+        cell.flags &= ~JOB_IS_CHARGED
         cell.attempts -= 1
     # C6: pairs with R3
     if not cas_seq_cst_u64(cell_word(&q.cells, index), word, back):
         return LOST
-    code = refs_publish(&q.back[level], &q.cells, CLAIMABLE, word_version(back), index)
+    code = queue_publish_back(q, level, word_version(back), index)
     wake_one(&q.lines.items)
+    return code
+
+
+cdef inline Code queue_delivered(
+    Queue *q, Mailbox *box, uint64_t job_id, uint64_t index, uint64_t word, Code code
+) noexcept nogil:
+    """After a publish that gave `code`: look at the client again, wake it."""
+    if not client_is_there(q, job_id):
+        job_free_if(q, index, word)
+        return OK
+    wake_one(&box.lines.items)
     return code
 
 
 cdef inline Code queue_deliver(Queue *q, Mailbox *box, uint64_t job_id, uint64_t index, uint64_t word) noexcept nogil:
     """Publish a DONE cell for its client; where the client has moved on meanwhile, free it."""
     cdef Code code = refs_publish(&box.refs, &q.cells, COLLECTABLE, word_version(word), index)
-    if not client_is_there(q, job_id):
-        job_free_if(q, index, word)
-        return OK
-    wake_one(&box.lines.items)
-    return code
+    return queue_delivered(q, box, job_id, index, word, code)
 
 
 cdef inline Code queue_finish(
@@ -271,7 +323,7 @@ cdef inline Code queue_finish(
     cdef JobCell *cell = job_cell(q, index)
     cdef uint64_t block
     cdef uint64_t done = word_pack(word_version(word), DONE, q.owner)
-    cdef Code code = frame_store(q, frame, result_area(q, index), q.result_bytes, index, word_version(word), 5, &block)
+    cdef Code code = frame_store(q, frame, result_area(q, index), q.result_bytes, index, word_version(word), &block)
     if code != OK:
         return code
     cell.result_block = block
@@ -284,26 +336,34 @@ cdef inline Code queue_finish(
     return queue_deliver(q, box, job_id, index, done)
 
 
+cdef inline void queue_drop_result(Queue *q, Mailbox *box, Ref *ref) noexcept nogil:
+    """Free a result that lies in this client's own mailbox; another client's is none of ours, only its place is passed."""
+    if load_relaxed_u64(&job_cell(q, ref.cell).job_id) >> 48 == q.owner:
+        job_free_if(q, ref.cell, ref.word)
+    refs_pass(&box.refs, ref)
+
+
 cdef inline Code queue_next_result(Queue *q, Mailbox *box, Ref *ref) noexcept nogil:
     """The oldest DONE cell of this incarnation in its mailbox; those of earlier ones are freed."""
     cdef Code code
     while True:
         code = refs_peek(&box.refs, &q.cells, COLLECTABLE, ref)
-        if code != OK or job_cell(q, ref.cell).job_id >> 32 == q.client:
+        if code != OK or load_relaxed_u64(&job_cell(q, ref.cell).job_id) >> 32 == q.client:
             return code
-        job_free_if(q, ref.cell, ref.word)
-        refs_pass(&box.refs, ref)
+        queue_drop_result(q, box, ref)
 
 
-cdef inline void queue_drain(Queue *q, Mailbox *box) noexcept nogil:
+cdef inline Code queue_drain(Queue *q, Mailbox *box) noexcept nogil:
     """Free what lies in the mailbox of a client that leaves (its record was marked before, P2)."""
     cdef Ref ref
+    cdef Code code
     cdef uint64_t n
-    for n in range(box.refs.size):
-        if refs_peek(&box.refs, &q.cells, COLLECTABLE, &ref) != OK:
-            return
-        job_free_if(q, ref.cell, ref.word)
-        refs_pass(&box.refs, &ref)
+    for n in range(2 * box.refs.size):
+        code = refs_peek(&box.refs, &q.cells, COLLECTABLE, &ref)
+        if code != OK:
+            return code
+        queue_drop_result(q, box, &ref)
+    return CORRUPT
 
 
 cdef inline uint64_t queue_cancel(Queue *q, uint64_t job_id) noexcept nogil:
@@ -328,9 +388,15 @@ cdef inline uint64_t queue_count_held(Queue *q, uint32_t states) noexcept nogil:
 
 
 cdef inline Code queue_has_jobs(void *context, bint thorough) noexcept nogil:
+    cdef Queue *q = <Queue *> context
     cdef Ref ref
     cdef Refs *ring
-    return queue_look(<Queue *> context, &ref, &ring)
+    cdef uint32_t level
+    if thorough and is_time_to_look(&q.looked_ns):
+        for level in range(<uint32_t> LEVELS):
+            refs_rebuild_hints(&q.back[level])
+            refs_rebuild_hints(&q.submit[level])
+    return queue_look(q, &ref, &ring)
 
 
 cdef inline Code queue_has_space(void *context, bint thorough) noexcept nogil:
@@ -350,16 +416,22 @@ cdef inline Code queue_has_space(void *context, bint thorough) noexcept nogil:
 
 
 cdef inline Code queue_has_quota(void *context, bint thorough) noexcept nogil:
+    """Other processes free this client's cells too (acknowledged jobs): before a sleep the cells are counted."""
     cdef Queue *q = <Queue *> context
-    return OK if private_get(&q.held) < <int64_t> q.quota else FULL
+    if private_get(&q.held) < <int64_t> q.quota:
+        return OK
+    return OK if thorough and queue_count_held(q, ~<uint32_t> (1 << FREE)) < q.quota else FULL
 
 
 ctypedef struct Inbox:
     Queue *queue
-    Mailbox *box
+    Mailbox box
+    int64_t looked_ns       # private, as the queue's
 
 
 cdef inline Code inbox_has_results(void *context, bint thorough) noexcept nogil:
     cdef Inbox *inbox = <Inbox *> context
     cdef Ref ref
-    return queue_next_result(inbox.queue, inbox.box, &ref)
+    if thorough and is_time_to_look(&inbox.looked_ns):
+        refs_rebuild_hints(&inbox.box.refs)
+    return queue_next_result(inbox.queue, &inbox.box, &ref)

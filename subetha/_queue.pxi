@@ -1,12 +1,19 @@
 # QueueHandle: the queue directory's core (algorithms: _queue.pxd, _blocks.pxd). jobqueue.py makes the files and the JobQueue.
 
 cdef uint64_t JOB_CELL_BYTES = layout.JOB_CELL.itemsize
+cdef extern from "fcntl.h" nogil:
+    int posix_fallocate(int fd, int64_t offset, int64_t length)
+
+cdef enum:
+    IDLE_QUOTA_MS = 2000    # at its quota, with every job finished and nobody collecting: then Full is said
+
 cdef str QUOTA_TEXT = (
     "this client holds its quota of {quota} cells (jobs waiting or running, results not collected); collect results with "
     "recv(), or create the queue with a larger quota"
 )
 
 
+@cython.no_gc_clear
 cdef class QueueHandle(Mapped):
     """What JobQueue is made of: every file of a queue directory, mapped. Not made directly."""
 
@@ -15,7 +22,11 @@ cdef class QueueHandle(Mapped):
     cdef readonly object heartbeat
     cdef object role
     cdef object directory
-    cdef list parts             # (numpy.memmap, fd) of the other files
+    cdef list parts             # numpy.memmap of each of the other files
+    cdef Number number
+    cdef bint has_mailbox
+    cdef int mail_fd
+    cdef uint64_t mail_offset
     cdef int64_t generation
     cdef uint32_t own_slot
     cdef uint32_t sequence
@@ -25,13 +36,11 @@ cdef class QueueHandle(Mapped):
 
     def __cinit__(self):
         self.parts = []
+        self.mail_fd = self.queue.arena.fd = -1
         self.pending = set()
 
     def __init__(self):
         raise TypeError("use JobQueue.create(path), JobQueue.open(path) or JobQueue.open_or_create(path)")
-
-    def __dealloc__(self):
-        free(self.queue.mailboxes)
 
     # ---- files ----
 
@@ -65,30 +74,45 @@ cdef class QueueHandle(Mapped):
             data += count * (layout.MIN_BLOCK_BYTES << size_class)
         return counts, word_offsets, data_offsets, words_end, data
 
+    @staticmethod
+    def _mail_sizes(cells, participants):
+        """Offset of the first mailbox, bytes from one to the next, and size of the mail file (bytes)."""
+        first = layout.align(LINES + 4 * participants, layout.MIN_BLOCK_BYTES)
+        stride = layout.align(layout.RING_LINES.itemsize + 2 * cells * 8, layout.MIN_BLOCK_BYTES)
+        return first, stride, first + participants * stride
+
     cdef uint8_t *map_part(self, str name, object kind, uint64_t size, int *fd) except NULL:
-        """Map another file of the directory and keep it; its descriptor goes to `fd`."""
+        """Map another file of the directory and keep it; its descriptor goes to `fd`, or is closed where that is NULL."""
         cdef const uint8_t[::1] bytes
         path = os.path.join(self.directory, os.fsencode(name))
         part, header, opened = files.open_mapped(path, kind, self.is_readonly)
-        self.parts.append((part, opened))
+        self.parts.append(part)
+        if fd != NULL:
+            fd[0] = opened
+        else:
+            os.close(opened)
         files.check_size(path, size, part.shape[0])
-        if kind != Kind.ARENA and header["capacity"] != self.queue.cells.count:
+        if header["extra"] != self.file_header["created_ns"]:
             raise errors.LayoutMismatch(
-                f"{os.fsdecode(path)}: expected a ring for {self.queue.cells.count} cells, found {header['capacity']}; it belongs "
-                "to another queue"
+                f"{os.fsdecode(path)}: expected a file of the queue made at {self.file_header['created_ns']} ns, found one of a "
+                f"queue made at {header['extra']} ns; put the right file back, or make a new queue"
             )
         bytes = part
-        fd[0] = opened
         return <uint8_t *> &bytes[0]
 
-    cdef int map_references(self, str name, Refs *refs, RingLines **lines) except -1:
-        cdef int fd
-        cdef uint8_t *base = self.map_part(name, Kind.REFERENCES, QueueHandle._references_size(self.queue.cells.count), &fd)
-        cdef RingLines *found = <RingLines *> (base + LINES)
-        refs_init(
-            refs, &found.tail, &found.head, <uint64_t *> (base + LINES + sizeof(RingLines)), self.queue.cells.bits
-        )
-        lines[0] = found
+    cdef int map_references(self, str name, Refs *refs) except -1:
+        cdef uint8_t *base = self.map_part(name, Kind.REFERENCES, QueueHandle._references_size(self.queue.cells.count), NULL)
+        refs_init(refs, <RingLines *> (base + LINES), <uint64_t *> (base + LINES + sizeof(RingLines)), self.queue.cells.bits)
+        return 0
+
+    cdef int map_mail(self) except -1:
+        cdef uint8_t *base
+        first, stride, size = QueueHandle._mail_sizes(self.queue.cells.count, self.queue.records.count)
+        base = self.map_part("mail", Kind.MAIL, size, &self.mail_fd)
+        self.queue.mail_made = <uint32_t *> (base + LINES)
+        self.queue.mail = base + <uint64_t> first
+        self.queue.mail_stride = stride
+        self.mail_offset = first
         return 0
 
     cdef int map_arena(self, uint64_t limit) except -1:
@@ -122,14 +146,10 @@ cdef class QueueHandle(Mapped):
 
     cdef int attach(self) except -1:
         cdef HeartbeatTable table
-        cdef RingLines *unused
         cdef uint32_t level
-        geometry = self._geometry(self.map)
+        geometry = QueueHandle._geometry(self.file_path, self.map, self.file_header)
         cells = int(self.file_header["capacity"])
-        try:
-            self.queue.cells.bits = check_cells("cells", cells, layout.MIN_QUEUE_CELLS)
-        except ValueError as error:
-            raise errors.LayoutMismatch(f"{self.file_path}: {error}; the file is damaged") from None
+        self.queue.cells.bits = cells.bit_length() - 1
         offset, stride, size = QueueHandle._pool_sizes(cells, int(geometry["job_bytes"]), int(geometry["result_bytes"]))
         files.check_size(self.file_path, size, self.bytes.shape[0])
         self.cells_offset = offset
@@ -143,61 +163,47 @@ cdef class QueueHandle(Mapped):
         self.queue.hint = self.queue.reserve
         self.queue.lines = <PoolLines *> (self.base + LINES)
         for level in range(<uint32_t> LEVELS):
-            self.map_references(f"back-{level}", &self.queue.back[level], &unused)
-            self.map_references(f"submit-{level}", &self.queue.submit[level], &unused)
+            self.map_references(f"back-{level}", &self.queue.back[level])
+            self.map_references(f"submit-{level}", &self.queue.submit[level])
         self.map_arena(geometry["arena_bytes"])
         table = HeartbeatTable.open(os.path.join(self.directory, b"table"), self.is_readonly)
         self.heartbeat = table
-        if table.records.count != geometry["participants"]:
+        table.is_queues = True
+        if table.file_header["extra"] != self.file_header["created_ns"] or table.records.count != geometry["participants"]:
             raise errors.LayoutMismatch(
-                f"{table.file_path}: expected {geometry['participants']} participants, found {table.records.count}; it belongs "
-                "to another queue"
+                f"{table.file_path}: expected {geometry['participants']} participants of the queue made at "
+                f"{self.file_header['created_ns']} ns, found {table.records.count} of one made at {table.file_header['extra']} ns; "
+                "put the right file back, or make a new queue"
             )
         self.queue.records = table.records
-        self.queue.mailboxes = <Mailbox *> calloc(table.records.count, sizeof(Mailbox))
-        if self.queue.mailboxes == NULL:
-            raise MemoryError
+        self.map_mail()
         return 0
 
-    def _geometry(self, contents):
-        """The second line of the pool, checked."""
+    @staticmethod
+    def _geometry(path, contents, header):
+        """The second line of a pool, checked.
+
+        Raises
+        ------
+        LayoutMismatch
+            The pool is cut, or the line is damaged, or it holds a number outside its limits.
+        """
+        cells = int(header["capacity"])
+        if contents.shape[0] < 2 * layout.LINE:
+            files.check_size(path, 2 * layout.LINE, contents.shape[0])
         raw = contents[layout.LINE:2 * layout.LINE].tobytes()
         geometry = np.frombuffer(raw, layout.QUEUE_GEOMETRY)[0]
-        if int(geometry["crc32"]) != zlib.crc32(raw[:layout.LINE - 4]):
+        found = zlib.crc32(raw[:layout.LINE - 4])
+        if int(geometry["crc32"]) != found:
             raise errors.LayoutMismatch(
-                f"{self.file_path}: expected geometry CRC-32 {zlib.crc32(raw[:layout.LINE - 4]):#010x}, found {geometry['crc32']:#010x}; the "
-                "pool is damaged"
+                f"{os.fsdecode(path)}: expected geometry CRC-32 {found:#010x}, found {geometry['crc32']:#010x}; the pool is damaged"
             )
+        fault = layout.geometry_fault(cells, {name: int(geometry[name]) for name in layout.GEOMETRY_NAMES})
+        if fault is None and int(geometry["reserve"]) != layout.reserve_of(cells):
+            fault = f"reserve: expected {layout.reserve_of(cells)}, found {geometry['reserve']}"
+        if fault is not None:
+            raise errors.LayoutMismatch(f"{os.fsdecode(path)}: {fault}; the pool is damaged")
         return geometry
-
-    @cython.final
-    cdef Mailbox *mailbox(self, uint64_t number, bint create) except? NULL:
-        """The mailbox of a participant, mapped at its first use; NULL where it has none (it never submitted)."""
-        cdef Mailbox *box = &self.queue.mailboxes[number - 1]
-        cdef Refs refs
-        cdef RingLines *lines
-        if box.lines != NULL:
-            return box
-        name = f"mail/{number:05d}"
-        if create:
-            try:
-                files.create(
-                    os.path.join(self.directory, os.fsencode(name)), Kind.REFERENCES,
-                    QueueHandle._references_size(self.queue.cells.count), capacity=self.queue.cells.count,
-                    cell_bytes=8, mode=int(self.file_header["mode"]),
-                )
-            except FileExistsError:
-                # left by an earlier holder of the number; what it holds is dropped by job id
-                create = False
-        try:
-            self.map_references(name, &refs, &lines)
-        except FileNotFoundError:
-            return NULL
-        with cython.critical_section(self):
-            if box.lines == NULL:
-                box.refs = refs
-                box.lines = lines
-        return box
 
     # ---- taking part ----
 
@@ -213,6 +219,7 @@ cdef class QueueHandle(Mapped):
         cdef HeartbeatTable table = self.heartbeat
         cdef Number number
         self.refuse_readonly()
+        self.check_lock()
         slot = table.register(os.getpid(), self.role, auto_beat=True)
         number = table.numbers[slot]
         with cython.critical_section(self):
@@ -220,13 +227,14 @@ cdef class QueueHandle(Mapped):
                 # another thread was faster
                 table.unregister(slot)
             else:
-                self.own_slot = slot
+                self.number = number
+                self.own_slot = table.queue_slot = slot
                 self.queue.client = <uint64_t> (slot + 1) << 16 | (status_incarnation(number.status) & 0xFFFF)
                 self.sequence = 0
                 self.pending.clear()
                 self.queue.held = 0
                 self.collecting = 0
-                self.inbox.box = NULL
+                self.has_mailbox = False
                 self.generation = fork_generation()
                 self.queue.owner = slot + 1
         return 0
@@ -234,17 +242,31 @@ cdef class QueueHandle(Mapped):
     @cython.final
     cdef int join_as_client(self) except -1:
         """`join`, with a mailbox."""
+        cdef uint32_t *made
+        cdef int why = 0
         self.join()
-        if self.inbox.box == NULL:
+        if not self.has_mailbox:
+            made = &self.queue.mail_made[self.own_slot]
+            if load_acquire_u32(made) != 1:
+                why = posix_fallocate(
+                    self.mail_fd, self.mail_offset + self.own_slot * self.queue.mail_stride, self.queue.mail_stride
+                )
+                if why != 0:
+                    raise OSError(
+                        why, f"{os.strerror(why)}: {self.queue.mail_stride} bytes are needed for this client's mailbox",
+                        self.file_path,
+                    )
+                # M2: pairs with M1
+                store_release_u32(made, 1)
             self.inbox.queue = &self.queue
-            self.inbox.box = self.mailbox(self.queue.owner, True)
+            queue_mailbox(&self.queue, self.queue.owner, &self.inbox.box)
+            self.has_mailbox = True
         return 0
 
     @cython.final
-    cdef int check_lock(self) except -1:
+    cdef inline int check_lock(self) except -1:
         """Raise where the lock that proves this process alive is gone."""
-        cdef Number number = (<HeartbeatTable> self.heartbeat).numbers.get(self.own_slot)
-        if number is not None and private_get(&number.kept.lost):
+        if self.number is not None and self.generation == fork_generation() and private_get(&self.number.kept.lost):
             raise errors.HeartbeatError(
                 f"{self.file_path}: the lock that proves this process alive is gone (its descriptor was closed by other code); "
                 "its jobs may run elsewhere; open the queue again"
@@ -253,35 +275,41 @@ cdef class QueueHandle(Mapped):
 
     cdef int give_up(self) except -1:
         cdef HeartbeatTable table = self.heartbeat
-        cdef Number number
         cdef uint64_t i, word
+        cdef bint clean = True
+        if self.number is not None and self.number.is_mine():
+            for i in range(self.queue.cells.count):
+                word = load_acquire_u64(cell_word(&self.queue.cells, i))
+                if word_owner(word) == self.queue.owner and word_state(word) == TAKEN:
+                    clean = queue_put_back(&self.queue, i, word) == OK and clean
+            if self.has_mailbox:
+                # P2: pairs with P1; from here on publishers free what they bring, and the drain gets the rest
+                cas_seq_cst_u64(
+                    &self.number.record.status, self.number.status,
+                    status_pack(status_incarnation(self.number.status), SLOT_DYING),
+                )
+                self.number.status = status_pack(status_incarnation(self.number.status), SLOT_DYING)
+                clean = queue_drain(&self.queue, &self.inbox.box) == EMPTY and clean
+            # with something left undone the record stays, for whoever rescues the dead
+            self.number.give_up(clean)
         if table is not None:
-            number = table.numbers.get(self.own_slot) if self.queue.owner else None
-            if number is not None and number.is_mine():
-                for i in range(self.queue.cells.count):
-                    word = load_acquire_u64(cell_word(&self.queue.cells, i))
-                    if word_owner(word) == self.queue.owner and word_state(word) == TAKEN:
-                        queue_put_back(&self.queue, i, word, False)
-                if self.inbox.box != NULL:
-                    # P2: pairs with P1; from here on publishers free what they bring, and the drain gets the rest
-                    cas_seq_cst_u64(
-                        &number.record.status, number.status, status_pack(status_incarnation(number.status), SLOT_DYING)
-                    )
-                    number.status = status_pack(status_incarnation(number.status), SLOT_DYING)
-                    queue_drain(&self.queue, self.inbox.box)
+            table.is_queues = False
             table.close()
-        while self.parts:
-            _, fd = self.parts.pop()
-            os.close(fd)
+        for fd in (self.mail_fd, self.queue.arena.fd):
+            if fd >= 0:
+                os.close(fd)
+        return 0
+
+    cdef int unmap_parts(self) except -1:
+        self.parts.clear()
         return 0
 
     cdef int wake_all(self) except -1:
-        cdef Mailbox *box = self.inbox.box
         if not self.is_readonly and self.queue.lines != NULL:
             wake_some(&self.queue.lines.items, 0x7FFFFFFF)
             wake_some(&self.queue.lines.space, 0x7FFFFFFF)
-            if box != NULL:
-                wake_some(&box.lines.items, 0x7FFFFFFF)
+            if self.has_mailbox:
+                wake_some(&self.inbox.box.lines.items, 0x7FFFFFFF)
         return 0
 
     @property
@@ -401,15 +429,21 @@ cdef class QueueHandle(Mapped):
 
     @cython.final
     cdef bint quota_is_used_up(self) noexcept:
-        if <uint64_t> private_get(&self.queue.held) < self.queue.quota:
+        if <uint64_t> private_get(&self.queue.held) <= self.queue.quota:
             return False
-        private_set(&self.queue.held, queue_count_held(&self.queue, ~<uint32_t> (1 << FREE)))
-        return <uint64_t> private_get(&self.queue.held) >= self.queue.quota
+        # the caller has counted the cell that it is about to take
+        private_set(&self.queue.held, queue_count_held(&self.queue, ~<uint32_t> (1 << FREE)) + 1)
+        return <uint64_t> private_get(&self.queue.held) > self.queue.quota
 
     @cython.final
     cdef str arena_text(self, Code code, uint64_t length):
         if code == NO_DISK:
             return f"the disk has no room for a block of {length} bytes; make room, or lay the queue elsewhere"
+        if length > <uint64_t> 1 << (BLOCK_SHIFT + self.queue.arena.classes - 1):
+            return (
+                f"{length} bytes are more than the largest block of the arena of {self.queue.arena.limit} bytes; create the queue "
+                "with larger arena_bytes"
+            )
         return (
             f"no block for {length} bytes is left in the arena of {self.queue.arena.limit} bytes; wait for jobs to end, or create "
             "the queue with larger arena_bytes"
@@ -424,7 +458,9 @@ cdef class QueueHandle(Mapped):
         cdef Frame frame
         cdef uint64_t job_id
         cdef int64_t deadline = deadline_of(wait)
-        cdef int idle = 0
+        cdef int64_t idle = 0      # since when (ns) it has been at its quota with nobody collecting
+        cdef int stage = 0
+        cdef int repairs = 0
         cdef Code code
         self.join_as_client()
         self.check_lock()
@@ -435,9 +471,10 @@ cdef class QueueHandle(Mapped):
         while True:
             # counted before it is there, so that threads together keep the quota
             private_add(&self.queue.held, 1)
-            code = QUOTA if <uint64_t> private_get(&self.queue.held) > self.queue.quota and self.quota_is_used_up() else OK
+            code = QUOTA if self.quota_is_used_up() else OK
             if code == OK:
                 put_submit_header(frame.header, closure_id, <uint32_t> job_id, length)
+                put_submit_header(frame.block_header, closure_id, <uint32_t> job_id, REST_OF_FRAME)
                 code = queue_submit(&self.queue, &frame, job_id, level, max_attempts, timeout_ns)
             if code == OK:
                 return job_id
@@ -445,40 +482,41 @@ cdef class QueueHandle(Mapped):
             if code == NO_BLOCK or code == NO_DISK:
                 raise_code(code, self.file_path, self.arena_text(code, length + SUBMIT_HEADER))
             if code != FULL and code != QUOTA:
+                repairs += 1
+                if repairs > REPAIRS:
+                    raise_code(code, self.file_path, "")
                 self.repair()
                 continue
-            self.wait_for_room(code, deadline, wait, &idle)
+            self.wait_for_room(code, deadline, wait, &stage, &idle)
 
     @cython.final
-    cdef int wait_for_room(self, Code code, int64_t deadline, object wait, int *idle) except -1:
+    cdef int wait_for_room(self, Code code, int64_t deadline, object wait, int *stage, int64_t *idle) except -1:
         """Sleep until a cell comes free; raises Full at the deadline, or where only this client's own recv() could make room."""
         cdef Code woken
-        cdef int64_t step = deadline
         full = (
             QUOTA_TEXT.format(quota=self.queue.quota) if code == QUOTA else
             f"all {self.queue.cells.count - self.queue.reserve} cells for jobs are in use "
             f"({self.queue.reserve} more are kept for rescue)"
         )
-        if code == QUOTA:
-            step = monotonic_ns() + LONGEST_SLEEP_MS * <int64_t> 1000000
-            if 0 <= deadline < step:
-                step = deadline
+        if wait is not None and wait == 0:
+            raise_code(code, self.file_path, full)
         with nogil:
-            if code == QUOTA:
-                woken = wait_for(&self.queue.lines.space, queue_has_quota, &self.queue, &self.is_closed, step)
-            else:
-                woken = wait_for(&self.queue.lines.space, queue_has_space, &self.queue, &self.is_closed, step)
+            woken = wait_for(
+                &self.queue.lines.space, queue_has_quota if code == QUOTA else queue_has_space, &self.queue,
+                &self.is_closed, deadline, stage,
+            )
         if woken == CLOSED:
             raise_code(CLOSED, self.file_path, "")
-        if woken == SIGNAL:
-            PyErr_CheckSignals()
+        PyErr_CheckSignals()
         if deadline >= 0 and monotonic_ns() >= deadline:
             raise_code(code, self.file_path, f"{full}; no room came in {wait} s")
-        if code == QUOTA and woken == TIMEOUT:
-            idle[0] += 1
-            if private_get(&self.collecting):
-                idle[0] = 0
-            elif idle[0] >= 4 and queue_count_held(&self.queue, 1 << DONE) >= self.queue.quota:
+        if code == QUOTA:
+            if idle[0] == 0 or private_get(&self.collecting):
+                idle[0] = monotonic_ns()
+            elif (
+                monotonic_ns() - idle[0] > IDLE_QUOTA_MS * <int64_t> 1000000
+                and queue_count_held(&self.queue, 1 << DONE) >= self.queue.quota
+            ):
                 raise_code(code, self.file_path, f"{full}; every one is a finished job and nobody collects")
         return 0
 
@@ -512,8 +550,8 @@ cdef class QueueHandle(Mapped):
             An option outside its limits, or the handle is closed.
         """
         cdef uint64_t limit = 0
-        check_bytes("priority", priority, 0, LEVELS - 1)
-        check_bytes("max_attempts", max_attempts, 1, 65_535)
+        check_number("priority", priority, 0, LEVELS - 1)
+        check_number("max_attempts", max_attempts, 1, 65_535)
         if timeout is not None:
             if not timeout > 0:
                 raise ValueError(f"timeout: expected None or seconds > 0, found {timeout}")
@@ -582,7 +620,10 @@ cdef class QueueHandle(Mapped):
     @cython.final
     cdef Code take_mending(self, Ref *ref) except *:
         cdef Code code = queue_take(&self.queue, ref)
-        if code == CORRUPT:
+        cdef int tries
+        for tries in range(REPAIRS):
+            if code != CORRUPT:
+                break
             self.repair()
             code = queue_take(&self.queue, ref)
         return code
@@ -622,6 +663,7 @@ cdef class QueueHandle(Mapped):
         cdef Ref ref
         cdef Code code
         cdef int64_t deadline = deadline_of(timeout)
+        cdef int stage = 0
         cdef JobClaim claim
         self.enter()
         try:
@@ -635,11 +677,13 @@ cdef class QueueHandle(Mapped):
                         return claim
                     continue
                 if code != EMPTY:
-                    raise_code(code, self.file_path, "places and hints contradict each other; repair() it")
+                    raise_code(code, self.file_path, "")
                 if timeout is not None and timeout == 0:
                     raise_code(EMPTY, self.file_path, "no job waits")
                 with nogil:
-                    code = wait_for(&self.queue.lines.items, queue_has_jobs, &self.queue, &self.is_closed, deadline)
+                    code = wait_for(
+                        &self.queue.lines.items, queue_has_jobs, &self.queue, &self.is_closed, deadline, &stage
+                    )
                 if code == SIGNAL:
                     PyErr_CheckSignals()
                 elif code == TIMEOUT:
@@ -667,10 +711,12 @@ cdef class QueueHandle(Mapped):
         claim.job_id = cell.job_id
         claim.data = <uint8_t *> data
         claim.length = length
+        private_set(&claim.is_over, 0)
         if data == NULL or length < SUBMIT_HEADER:
             claim.length = 0
+            # short enough for any cell, so that it needs no block
             claim.reply(encode_result(
-                0, errors.ExecutionError(f"the job in cell {ref.cell} was damaged by another process and cannot be run")
+                0, errors.ExecutionError(f"the job in cell {ref.cell} was damaged"), self.queue.result_bytes
             ))
             return None
         return claim
@@ -687,15 +733,17 @@ cdef class QueueHandle(Mapped):
         cdef const uint8_t *data
         cdef bytes copy
         cdef uint8_t header[7]
+        cdef int repairs = 0
         while True:
-            code = queue_next_result(&self.queue, self.inbox.box, &ref)
-            if code == CORRUPT:
+            code = queue_next_result(&self.queue, &self.inbox.box, &ref)
+            if code == CORRUPT and repairs < REPAIRS:
+                repairs += 1
                 self.repair()
-                code = queue_next_result(&self.queue, self.inbox.box, &ref)
+                continue
             if code == EMPTY:
                 return None
             if code != OK:
-                return raise_code(code, self.file_path, "places and hints of the mailbox contradict each other; repair() it")
+                return raise_code(code, self.file_path, "")
             cell = job_cell(&self.queue, ref.cell)
             job_id = load_relaxed_u64(&cell.job_id)
             length = load_relaxed_u64(&cell.result_length)
@@ -735,6 +783,7 @@ cdef class QueueHandle(Mapped):
     cdef object collect_waiting(self, bint as_frame, object timeout):
         cdef Code code
         cdef int64_t deadline = deadline_of(timeout)
+        cdef int stage = 0
         self.enter()
         private_add(&self.collecting, 1)
         try:
@@ -747,7 +796,7 @@ cdef class QueueHandle(Mapped):
                     raise_code(EMPTY, self.file_path, "no result is there")
                 with nogil:
                     code = wait_for(
-                        &self.inbox.box.lines.items, inbox_has_results, &self.inbox, &self.is_closed, deadline
+                        &self.inbox.box.lines.items, inbox_has_results, &self.inbox, &self.is_closed, deadline, &stage
                     )
                 if code == SIGNAL:
                     PyErr_CheckSignals()
@@ -832,63 +881,69 @@ cdef class QueueHandle(Mapped):
         """Make hints, places and cells agree again, and publish every job and result that no place leads to.
 
         For a queue whose bytes another process has damaged; calls that meet a contradiction run it themselves. Others may
-        work meanwhile. Jobs found again run in the order of their cells.
+        work, or repair, meanwhile. Jobs found again run in the order of their cells.
 
         Returns
         -------
         int
             How many jobs and results were found again.
-
-        Raises
-        ------
-        TransportError
-            Another process is at it.
         """
-        cdef uint64_t i, word, found = 0
+        cdef uint64_t i, word, job_id
+        cdef uint64_t found = 0
         cdef uint32_t level
         cdef uint8_t[::1] seen
-        cdef Mailbox *box
+        cdef uint32_t[::1] mail_due
+        cdef uint32_t back_due[3]
+        cdef uint32_t submit_due[3]
+        cdef Mailbox box
         cdef Code code
+        cdef bint whole = True
         self.enter()
         try:
             self.join()
-            lock = lock_take(self.fd, <int64_t> self.bytes.shape[0])
-            if lock < 0:
-                raise errors.TransportError(f"{self.file_path}: another process is repairing it; try again")
-            try:
-                seen = np.zeros(self.queue.cells.count, np.uint8)
-                for level in range(<uint32_t> LEVELS):
-                    refs_mend(&self.queue.back[level])
-                    refs_mend(&self.queue.submit[level])
-                    refs_mark(&self.queue.back[level], &self.queue.cells, CLAIMABLE, &seen[0])
-                    refs_mark(&self.queue.submit[level], &self.queue.cells, CLAIMABLE, &seen[0])
-                for i in range(self.queue.records.count):
-                    box = self.mailbox(i + 1, False)
-                    if box != NULL:
-                        refs_mend(&box.refs)
-                        refs_mark(&box.refs, &self.queue.cells, COLLECTABLE, &seen[0])
-                for i in range(self.queue.cells.count):
-                    word = cell_mend(&self.queue.cells, i, self.queue.records.count, self.queue.owner)
-                    if seen[i]:
-                        continue
-                    code = EMPTY
-                    if word_is_one_of(word, CLAIMABLE):
-                        code = refs_publish(
-                            &self.queue.back[job_level(job_cell(&self.queue, i))], &self.queue.cells, CLAIMABLE,
-                            word_version(word), i,
+            seen = np.zeros(self.queue.cells.count, np.uint8)
+            mail_due = np.zeros(self.queue.records.count, np.uint32)
+            for level in range(<uint32_t> LEVELS):
+                back_due[level] = refs_mend(&self.queue.back[level])
+                submit_due[level] = refs_mend(&self.queue.submit[level])
+                refs_mark(&self.queue.back[level], &self.queue.cells, CLAIMABLE, &seen[0])
+                refs_mark(&self.queue.submit[level], &self.queue.cells, CLAIMABLE, &seen[0])
+            for i in range(self.queue.records.count):
+                if queue_mailbox(&self.queue, i + 1, &box):
+                    mail_due[i] = refs_mend(&box.refs)
+                    refs_mark(&box.refs, &self.queue.cells, COLLECTABLE, &seen[0])
+            for i in range(self.queue.cells.count):
+                word = cell_mend(&self.queue.cells, i, self.queue.records.count, self.queue.owner)
+                if seen[i]:
+                    continue
+                code = EMPTY
+                if word_is_one_of(word, CLAIMABLE):
+                    code = refs_publish_due(
+                        &self.queue.back[job_level(job_cell(&self.queue, i))], &self.queue.cells, CLAIMABLE,
+                        word_version(word), i,
+                    )
+                    if code == NO_PLACE:
+                        code = queue_publish_back(
+                            &self.queue, job_level(job_cell(&self.queue, i)), word_version(word), i
                         )
-                        wake_one(&self.queue.lines.items)
-                    elif word_state(word) == DONE:
-                        job_id = job_cell(&self.queue, i).job_id
-                        box = job_mailbox(&self.queue, job_id)
-                        if box == NULL or box.lines == NULL:
-                            job_free_if(&self.queue, i, word)
-                        else:
-                            code = queue_deliver(&self.queue, box, job_id, i, word)
-                    found += code == OK
-                return found
-            finally:
-                os.close(lock)
+                elif word_state(word) == DONE:
+                    job_id = load_relaxed_u64(&job_cell(&self.queue, i).job_id)
+                    if queue_mailbox(&self.queue, job_id >> 48, &box):
+                        code = refs_publish_due(&box.refs, &self.queue.cells, COLLECTABLE, word_version(word), i)
+                        code = queue_delivered(&self.queue, &box, job_id, i, word, code)
+                    else:
+                        job_free_if(&self.queue, i, word)
+                found += code == OK
+                whole = whole and (code == OK or code == EMPTY)
+            if whole:
+                for level in range(<uint32_t> LEVELS):
+                    refs_mended(&self.queue.back[level], back_due[level])
+                    refs_mended(&self.queue.submit[level], submit_due[level])
+                for i in range(self.queue.records.count):
+                    if mail_due[i] and queue_mailbox(&self.queue, i + 1, &box):
+                        refs_mended(&box.refs, mail_due[i])
+            wake_some(&self.queue.lines.items, 0x7FFFFFFF)
+            return found
         finally:
             self.leave()
 
@@ -903,28 +958,54 @@ cdef class JobClaim(Claim):
     def attempts(self):
         """How often the job was started."""
         self.check()
-        return job_cell(&(<QueueHandle> self.holder).queue, self.cell).attempts
+        self.holder.enter()
+        try:
+            return job_cell(&(<QueueHandle> self.holder).queue, self.cell).attempts
+        finally:
+            self.holder.leave()
 
     @property
     def max_attempts(self):
         """How often it may end in its worker's death."""
         self.check()
-        return job_cell(&(<QueueHandle> self.holder).queue, self.cell).max_attempts
+        self.holder.enter()
+        try:
+            return job_cell(&(<QueueHandle> self.holder).queue, self.cell).max_attempts
+        finally:
+            self.holder.leave()
+
+    @cython.final
+    cdef int check_held(self, QueueHandle handle) except -1:
+        """Raise where the cell is not this claim's any more, before anything is written into it."""
+        handle.check_lock()
+        if load_acquire_u64(cell_word(&handle.queue.cells, self.cell)) != self.word:
+            private_set(&self.is_over, 1)
+            raise_code(LOST, handle.file_path, "")
+        return 0
 
     def started(self):
-        """Say that the job is being run: counts an attempt, and writes since when."""
-        cdef QueueHandle queue = <QueueHandle> self.holder
+        """Say that the job is being run: counts an attempt (once), and writes since when.
+
+        Raises
+        ------
+        TransportError
+            The claim was taken away; it is over.
+        ValueError
+            As `ack`.
+        """
+        cdef QueueHandle handle = <QueueHandle> self.holder
         cdef JobCell *cell
-        queue.enter()
+        self.check()
+        handle.enter()
         try:
-            self.check()
-            if not self.is_started:
-                self.is_started = True
-                cell = job_cell(&queue.queue, self.cell)
+            self.check_held(handle)
+            cell = job_cell(&handle.queue, self.cell)
+            if not cell.flags & JOB_IS_CHARGED:
+                cell.flags |= JOB_IS_CHARGED
                 cell.attempts += 1
                 cell.started_ns = <uint64_t> realtime_ns()
         finally:
-            queue.leave()
+            handle.leave()
 
     def reply(self, payload):
         """Answer the client that submitted the job, and be over.
@@ -946,30 +1027,30 @@ cdef class JobClaim(Claim):
         cdef QueueHandle handle = <QueueHandle> self.holder
         cdef Text text
         cdef Frame frame
-        cdef Mailbox *box
+        cdef Mailbox box
         cdef Code code
+        self.check()
         handle.enter()
         try:
-            self.check()
             text_of(payload, &text)
             try:
                 if not result_is_well_formed(text.data, text.length):
                     decode_result(payload)
-                self.let_go_of_view()
-                box = job_mailbox(&handle.queue, self.job_id)
-                if box != NULL and box.lines == NULL:
-                    box = handle.mailbox(self.job_id >> 48, False)
-                if box == NULL:
-                    self.finish(False)
-                    return
-                frame.header_length = RESULT_HEADER
-                frame.data = text.data + RESULT_HEADER
-                frame.data_length = text.length - RESULT_HEADER
-                put_result_header(frame.header, <uint32_t> self.job_id, text.data[4], frame.data_length)
-                code = queue_finish(&handle.queue, box, self.job_id, self.cell, self.word, &frame)
+                self.check_held(handle)
+                self.begin_end()
+                if queue_mailbox(&handle.queue, self.job_id >> 48, &box):
+                    frame.header_length = RESULT_HEADER
+                    frame.data = text.data + RESULT_HEADER
+                    frame.data_length = text.length - RESULT_HEADER
+                    put_result_header(frame.header, <uint32_t> self.job_id, text.data[4], frame.data_length)
+                    put_result_header(frame.block_header, <uint32_t> self.job_id, text.data[4], REST_OF_FRAME)
+                    code = queue_finish(&handle.queue, &box, self.job_id, self.cell, self.word, &frame)
+                else:
+                    # nobody can have submitted this
+                    code = OK if job_free_if(&handle.queue, self.cell, self.word) else LOST
                 if code == NO_BLOCK or code == NO_DISK:
+                    private_set(&self.is_over, 0)
                     raise_code(code, handle.file_path, handle.arena_text(code, text.length))
-                self.is_over = True
                 if code == LOST:
                     raise_code(code, handle.file_path, "")
                 if code != OK:
@@ -982,20 +1063,19 @@ cdef class JobClaim(Claim):
     cdef int finish(self, bint back) except -1:
         """End the claim without a result."""
         cdef QueueHandle handle = <QueueHandle> self.holder
-        cdef Code code
+        cdef Code code = OK
+        self.check()
         handle.enter()
         try:
-            self.check()
-            self.let_go_of_view()
-            self.is_over = True
+            self.begin_end()
             if back:
-                code = queue_put_back(&handle.queue, self.cell, self.word, self.is_started)
-                if code == LOST:
-                    raise_code(code, handle.file_path, "")
-                if code != OK:
-                    handle.repair()
+                code = queue_put_back(&handle.queue, self.cell, self.word)
             elif not job_free_if(&handle.queue, self.cell, self.word):
-                raise_code(LOST, handle.file_path, "")
+                code = LOST
+            if code == LOST:
+                raise_code(code, handle.file_path, "")
+            if code != OK:
+                handle.repair()
         finally:
             handle.leave()
         return 0
@@ -1009,6 +1089,8 @@ cdef class JobClaim(Claim):
             The claim is over, its handle closed, or it belongs to a parent process.
         BufferError
             A view of the payload is still in use.
+        TransportError
+            The claim was taken away; it is over.
         """
         self.finish(False)
 
@@ -1017,11 +1099,16 @@ cdef class JobClaim(Claim):
 
         Raises
         ------
-        ValueError, BufferError
+        ValueError, BufferError, TransportError
             As `ack`.
         """
         self.finish(True)
 
     def __del__(self):
-        if not self.is_over and self.generation == fork_generation() and not private_get(&self.holder.is_closed):
+        if (
+            not private_get(&self.is_over) and self.generation == fork_generation()
+            and not private_get(&self.holder.is_closed)
+        ):
+            # nobody ends this claim any more; what still looks at the payload keeps the mapping, not the message
+            self.view = self.shown = None
             self.finish(True)

@@ -1,12 +1,17 @@
 """Finding jobs again after places or hints were damaged: give every place a new lap, then publish what nothing refers to.
 
+A repair needs no lock. While places are empty that should not be, the ring's word `due` says so: whoever meets it repairs too,
+so a repairer that is stopped or dies leaves nothing behind that lasts.
+
 Publishing a waiting cell a second time is harmless: both references name the same version, the cell decides who gets it,
 and the other reference is stale from then on.
 """
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
-from subetha._atomics cimport cas_seq_cst_u64, load_acquire_u64, store_release_u64
+from subetha._atomics cimport (
+    cas_seq_cst_u32, cas_seq_cst_u64, fetch_add_seq_cst_u32, load_acquire_u64, load_seq_cst_u32, store_release_u64,
+)
 from subetha._cells cimport (
     Cells, cell_free_if, cell_word, word_is_one_of, word_owner, word_pack, word_state, word_version,
 )
@@ -34,10 +39,26 @@ cdef inline void refs_relap(Refs *refs) noexcept nogil:
     store_release_u64(refs.tail, (lap << refs.size_bits) & refs.position_mask)
 
 
-cdef inline void refs_mend(Refs *refs) noexcept nogil:
-    """Consistent places keep their references; else all are emptied."""
+cdef inline uint32_t refs_mend(Refs *refs) noexcept nogil:
+    """Consistent places keep their references; else all are emptied, after the word `due` was counted up.
+
+    Returns `due`, for `refs_mended` once all is published again. Several may be at it: each does the whole work, and only
+    the last one to empty the places can take `due` away.
+    """
+    cdef uint32_t due = load_seq_cst_u32(refs.due)
     if refs_rebuild_hints(refs) != OK:
+        # 0 once in 2**32 repairs would mean "none is due": then counted once more
+        due = fetch_add_seq_cst_u32(refs.due, 1) + 1
+        if due == 0:
+            due = fetch_add_seq_cst_u32(refs.due, 1) + 1
         refs_relap(refs)
+    return due
+
+
+cdef inline void refs_mended(Refs *refs, uint32_t due) noexcept nogil:
+    """Every waiting cell has its reference again: the repair is over, unless somebody emptied the places since."""
+    if due:
+        cas_seq_cst_u32(refs.due, due, 0)
 
 
 cdef inline void refs_mark(Refs *refs, Cells *cells, uint32_t states, uint8_t *seen) noexcept nogil:

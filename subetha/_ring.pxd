@@ -18,13 +18,14 @@ Source: the places follow Michael and Scott's tagged slots; laps as in Vyukov's 
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from subetha._atomics cimport cas_acq_rel_u64, cas_seq_cst_u64, load_acquire_u64, load_seq_cst_u64, store_release_u64
+from subetha._atomics cimport cas_acq_rel_u64, cas_seq_cst_u64, load_acquire_u64, load_relaxed_u32, load_seq_cst_u64
 from subetha._cells cimport Cells, cell_word, word_is_one_of, word_version
-from subetha._layout cimport CORRUPT, EMPTY, NO_PLACE, OK, Code
+from subetha._layout cimport CORRUPT, EMPTY, NO_PLACE, OK, Code, RingLines
 
 ctypedef struct Refs:
     uint64_t *tail
     uint64_t *head
+    uint32_t *due           # not 0: somebody has emptied the places, and may have died before all was published again
     uint64_t *places
     uint64_t size           # places, a power of two
     uint32_t size_bits
@@ -40,10 +41,11 @@ ctypedef struct Ref:
     uint64_t word           # the cell's word as read
 
 
-cdef inline void refs_init(Refs *refs, uint64_t *tail, uint64_t *head, uint64_t *places, uint32_t cell_bits) noexcept nogil:
+cdef inline void refs_init(Refs *refs, RingLines *lines, uint64_t *places, uint32_t cell_bits) noexcept nogil:
     cdef uint32_t rest = 63 - cell_bits
-    refs.tail = tail
-    refs.head = head
+    refs.tail = &lines.tail
+    refs.head = &lines.head
+    refs.due = &lines.due
     refs.places = places
     refs.cell_bits = cell_bits
     refs.size_bits = cell_bits + 1
@@ -115,6 +117,13 @@ cdef inline void refs_free_place(Refs *refs, uint64_t position, uint64_t place) 
     )
 
 
+cdef inline Code refs_contradict(Refs *refs, uint64_t old_head, uint64_t old_tail) noexcept nogil:
+    """What a scan that found a contradiction means: nothing, if others went on meanwhile."""
+    if load_acquire_u64(refs.head) != old_head or load_acquire_u64(refs.tail) != old_tail:
+        return OK
+    return CORRUPT
+
+
 cdef inline Code refs_rebuild_hints(Refs *refs) noexcept nogil:
     """Find head and tail again from the places: one bounded scan.
 
@@ -134,7 +143,7 @@ cdef inline Code refs_rebuild_hints(Refs *refs) noexcept nogil:
         place = load_acquire_u64(&refs.places[s])
         lap = signed_difference(ref_lap(refs, place), base, refs.lap_bits)
         if lap > 1 or lap < -1:
-            return CORRUPT
+            return refs_contradict(refs, old_head, old_tail)
         here = lap * <int64_t> refs.size + <int64_t> s
         if here < least_head:
             least_head = here
@@ -147,13 +156,13 @@ cdef inline Code refs_rebuild_hints(Refs *refs) noexcept nogil:
         if here < least_tail:
             least_tail = here
     if greatest - least_head >= <int64_t> refs.size or greatest_full > least_tail:
-        return CORRUPT
+        return refs_contradict(refs, old_head, old_tail)
     cas_seq_cst_u64(refs.head, old_head, (base * refs.size + <uint64_t> least_head) & refs.position_mask)
     cas_seq_cst_u64(refs.tail, old_tail, (base * refs.size + <uint64_t> least_tail) & refs.position_mask)
     return OK
 
 
-cdef inline Code refs_publish(Refs *refs, Cells *cells, uint32_t states, uint64_t version, uint64_t cell) noexcept nogil:
+cdef inline Code refs_publish_due(Refs *refs, Cells *cells, uint32_t states, uint64_t version, uint64_t cell) noexcept nogil:
     """Put a reference to (version, cell) at the tail.
 
     OK also when the same reference lies there already. NO_PLACE: a live reference from the lap before is in the way.
@@ -197,6 +206,13 @@ cdef inline Code refs_publish(Refs *refs, Cells *cells, uint32_t states, uint64_
     return CORRUPT
 
 
+cdef inline Code refs_publish(Refs *refs, Cells *cells, uint32_t states, uint64_t version, uint64_t cell) noexcept nogil:
+    """`refs_publish_due`, unless a repair is due: CORRUPT then."""
+    if load_relaxed_u32(refs.due):
+        return CORRUPT
+    return refs_publish_due(refs, cells, states, version, cell)
+
+
 cdef inline bint refs_behind(Refs *refs, uint64_t position, uint64_t other) noexcept nogil:
     return signed_difference(other, position, refs.lap_bits + refs.size_bits) > 0
 
@@ -213,6 +229,8 @@ cdef inline Code refs_peek(Refs *refs, Cells *cells, uint32_t states, Ref *out) 
     cdef bint rebuilt = False
     cdef bint doubted = False
     cdef uint64_t tries = 0
+    if load_relaxed_u32(refs.due):
+        return CORRUPT
     while tries < 4 * refs.size + 64:
         tries += 1
         # R1: pairs with R5

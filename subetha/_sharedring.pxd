@@ -7,7 +7,7 @@
 What a death leaves: WRITING or TAKEN with a dead owner; READY or RETRY that no place leads to (its push had not returned).
 """
 
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from subetha._atomics cimport cas_acq_rel_u64, cas_seq_cst_u64, load_acquire_u64, load_relaxed_u64, store_relaxed_u64
@@ -15,8 +15,8 @@ from subetha._cells cimport (
     Cells, cell_free_if, cell_free_owned, cell_publish, cell_word, cells_acquire, word_pack, word_state, word_version,
 )
 from subetha._layout cimport CLAIMABLE, FREE, FULL, LOST, OK, READY, RETRY, TAKEN, Code, RingCell, RingLines
-from subetha._process cimport wake_one
-from subetha._ring cimport Ref, Refs, refs_pass, refs_peek, refs_publish
+from subetha._process cimport is_time_to_look, wake_one
+from subetha._ring cimport Ref, Refs, refs_pass, refs_peek, refs_publish, refs_rebuild_hints
 
 ctypedef struct Ring:
     Cells cells
@@ -24,6 +24,7 @@ ctypedef struct Ring:
     RingLines *lines
     uint64_t owner      # this handle's number
     uint64_t hint       # private: where a free cell may be
+    int64_t looked_ns   # private: when the hints were last looked for in the places
 
 
 cdef inline Code ring_push(Ring *ring, const uint8_t *data, Py_ssize_t length) noexcept nogil:
@@ -41,6 +42,7 @@ cdef inline Code ring_push(Ring *ring, const uint8_t *data, Py_ssize_t length) n
     if code != OK:
         # withdrawn; where that fails somebody has it already, so it was pushed
         if cell_free_if(&ring.cells, index, word_pack(word_version(word), READY, ring.owner)):
+            wake_one(&ring.lines.space)
             return code
     wake_one(&ring.lines.items)
     return OK
@@ -84,6 +86,8 @@ cdef inline Code ring_put_back(Ring *ring, uint64_t index, uint64_t word) noexce
 cdef inline Code ring_has_items(void *context, bint thorough) noexcept nogil:
     cdef Ring *ring = <Ring *> context
     cdef Ref ref
+    if thorough and is_time_to_look(&ring.looked_ns):
+        refs_rebuild_hints(&ring.refs)
     return refs_peek(&ring.refs, &ring.cells, CLAIMABLE, &ref)
 
 

@@ -2,7 +2,11 @@
 
 cdef object RING_CELL_BYTES = layout.RING_CELL.itemsize
 
+cdef enum:
+    REPAIRS = 8     # before a call gives up: others may damage or empty the places again
 
+
+@cython.no_gc_clear
 cdef class SharedRing(Mapped):
     """A bounded queue of byte strings in one mapped file, for many producers and consumers in many processes.
 
@@ -58,7 +62,7 @@ cdef class SharedRing(Mapped):
             No space, or no permission; nothing is left behind.
         """
         check_cells("capacity", capacity, layout.MIN_CELLS)
-        check_bytes("payload_bytes", payload_bytes, layout.MIN_PAYLOAD_BYTES, layout.MAX_PAYLOAD_BYTES)
+        check_number("payload_bytes", payload_bytes, layout.MIN_PAYLOAD_BYTES, layout.MAX_PAYLOAD_BYTES)
         _, _, _, stride, size = SharedRing._sizes(capacity, payload_bytes, layout.RING_PARTICIPANTS)
         files.create(
             path, Kind.RING, size, capacity=capacity, cell_bytes=stride, payload_bytes=payload_bytes,
@@ -95,7 +99,7 @@ cdef class SharedRing(Mapped):
             It exists with another capacity or payload size. Otherwise as `create` and `open`.
         """
         check_cells("capacity", capacity, layout.MIN_CELLS)
-        check_bytes("payload_bytes", payload_bytes, layout.MIN_PAYLOAD_BYTES, layout.MAX_PAYLOAD_BYTES)
+        check_number("payload_bytes", payload_bytes, layout.MIN_PAYLOAD_BYTES, layout.MAX_PAYLOAD_BYTES)
         try:
             ring = cls.open(path)
         except FileNotFoundError:
@@ -117,15 +121,15 @@ cdef class SharedRing(Mapped):
         capacity, payload, slots = int(header["capacity"]), int(header["payload_bytes"]), int(header["extra"])
         try:
             self.ring.cells.bits = check_cells("capacity", capacity, layout.MIN_CELLS)
-            check_bytes("payload_bytes", payload, layout.MIN_PAYLOAD_BYTES, layout.MAX_PAYLOAD_BYTES)
-            check_bytes("participants", slots, 1, layout.MAX_PARTICIPANTS)
+            check_number("payload_bytes", payload, layout.MIN_PAYLOAD_BYTES, layout.MAX_PAYLOAD_BYTES)
+            check_number("participants", slots, 1, layout.MAX_PARTICIPANTS)
         except ValueError as error:
             raise errors.LayoutMismatch(f"{self.file_path}: {error}; the file is damaged") from None
         places, records, cells, stride, size = SharedRing._sizes(capacity, payload, slots)
         files.check_size(self.file_path, size, self.bytes.shape[0])
         self.ring.lines = <RingLines *> (self.base + LINES)
         refs_init(
-            &self.ring.refs, &self.ring.lines.tail, &self.ring.lines.head, <uint64_t *> (self.base + <uint64_t> places), self.ring.cells.bits
+            &self.ring.refs, self.ring.lines, <uint64_t *> (self.base + <uint64_t> places), self.ring.cells.bits
         )
         self.records.first = <Participant *> (self.base + <uint64_t> records)
         self.records.count = slots
@@ -160,7 +164,7 @@ cdef class SharedRing(Mapped):
         with cython.critical_section(self):
             if self.number is not None and self.number.is_mine():
                 # another thread was faster
-                taken.give_up()
+                taken.give_up(True)
             else:
                 self.number = taken
                 self.generation = fork_generation()
@@ -169,17 +173,20 @@ cdef class SharedRing(Mapped):
 
     cdef int give_up(self) except -1:
         cdef uint64_t i, word
-        if self.number is None or not self.number.is_mine():
+        cdef bint clean = True
+        if self.number is None:
             return 0
-        for i in range(self.ring.cells.count):
-            word = load_acquire_u64(cell_word(&self.ring.cells, i))
-            if word_owner(word) == self.ring.owner and word_state(word) == TAKEN:
-                ring_put_back(&self.ring, i, word)
-        self.number.give_up()
+        if self.number.is_mine():
+            for i in range(self.ring.cells.count):
+                word = load_acquire_u64(cell_word(&self.ring.cells, i))
+                if word_owner(word) == self.ring.owner and word_state(word) == TAKEN:
+                    clean = ring_put_back(&self.ring, i, word) == OK and clean
+        # with something left undone the record stays, for whoever rescues the dead
+        self.number.give_up(clean)
         return 0
 
     cdef int wake_all(self) except -1:
-        if not self.is_readonly:
+        if not self.is_readonly and self.ring.lines != NULL:
             wake_some(&self.ring.lines.items, 0x7FFFFFFF)
             wake_some(&self.ring.lines.space, 0x7FFFFFFF)
         return 0
@@ -242,7 +249,10 @@ cdef class SharedRing(Mapped):
     @cython.final
     cdef Code push_mending(self, Text *text) except *:
         cdef Code code = ring_push(&self.ring, text.data, text.length)
-        if code == CORRUPT or code == NO_PLACE:
+        cdef int tries
+        for tries in range(REPAIRS):
+            if code != CORRUPT and code != NO_PLACE:
+                break
             self.repair()
             code = ring_push(&self.ring, text.data, text.length)
         return code
@@ -299,6 +309,7 @@ cdef class SharedRing(Mapped):
         cdef Text text
         cdef Code code
         cdef int64_t deadline = deadline_of(timeout)
+        cdef int stage = 0
         self.enter()
         try:
             text_of(payload, &text)
@@ -308,7 +319,9 @@ cdef class SharedRing(Mapped):
                 code = self.push_mending(&text)
                 while code == FULL:
                     with nogil:
-                        code = wait_for(&self.ring.lines.space, ring_has_space, &self.ring, &self.is_closed, deadline)
+                        code = wait_for(
+                            &self.ring.lines.space, ring_has_space, &self.ring, &self.is_closed, deadline, &stage
+                        )
                     if code == OK:
                         code = self.push_mending(&text)
                     elif code == SIGNAL:
@@ -357,13 +370,15 @@ cdef class SharedRing(Mapped):
             for payload in items:
                 text_of(payload, &text)
                 try:
+                    # again: a buffer may have grown since, in another thread
+                    self.check_payload(&text)
                     code = self.push_mending(&text)
                 finally:
                     text_done(&text)
                 if code == FULL:
                     break
                 if code != OK:
-                    raise_code(code, self.file_path, f"{n} of {len(items)} messages went in; repair() it")
+                    raise_code(code, self.file_path, "")
                 n += 1
             return n
         finally:
@@ -374,7 +389,10 @@ cdef class SharedRing(Mapped):
     @cython.final
     cdef Code take_mending(self, Ref *ref) except *:
         cdef Code code = ring_take(&self.ring, ref)
-        if code == CORRUPT:
+        cdef int tries
+        for tries in range(REPAIRS):
+            if code != CORRUPT:
+                break
             self.repair()
             code = ring_take(&self.ring, ref)
         return code
@@ -432,12 +450,15 @@ cdef class SharedRing(Mapped):
         """Take a cell, waiting for one; raises Empty at the timeout."""
         cdef Code code
         cdef int64_t deadline = deadline_of(timeout)
+        cdef int stage = 0
         self.join()
         code = self.take_mending(ref)
         if code == EMPTY:
             while code == EMPTY:
                 with nogil:
-                    code = wait_for(&self.ring.lines.items, ring_has_items, &self.ring, &self.is_closed, deadline)
+                    code = wait_for(
+                        &self.ring.lines.items, ring_has_items, &self.ring, &self.is_closed, deadline, &stage
+                    )
                 if code == OK or code == CORRUPT:
                     code = self.take_mending(ref)
                 elif code == SIGNAL:
@@ -446,7 +467,7 @@ cdef class SharedRing(Mapped):
                 elif code == TIMEOUT:
                     raise_code(EMPTY, self.file_path, f"no message came in {timeout} s")
         if code != OK:
-            raise_code(code, self.file_path, "places and hints contradict each other; repair() it")
+            raise_code(code, self.file_path, "")
         return 0
 
     def pop(self, timeout=None):
@@ -507,7 +528,7 @@ cdef class SharedRing(Mapped):
                 taken.append(self.pop_taken(&ref))
                 wanted -= 1
             if code == CORRUPT and not taken:
-                raise_code(code, self.file_path, "places and hints contradict each other; repair() it")
+                raise_code(code, self.file_path, "")
             return taken
         finally:
             self.leave()
@@ -561,6 +582,7 @@ cdef class SharedRing(Mapped):
         claim.data = <uint8_t *> cell + sizeof(RingCell)
         claim.length = length
         claim.generation = self.generation
+        private_set(&claim.is_over, 0)
         return claim
 
     def repair(self):
@@ -574,33 +596,29 @@ cdef class SharedRing(Mapped):
         int
             How many messages were found again.
 
-        Raises
-        ------
-        TransportError
-            Another process is at it.
         """
-        cdef uint64_t i, found = 0
-        cdef uint64_t word
+        cdef uint64_t i, word
+        cdef uint64_t found = 0
+        cdef bint whole = True
+        cdef uint32_t due
         cdef uint8_t[::1] seen
         self.enter()
         try:
             self.join()
-            lock = lock_take(self.fd, <int64_t> self.bytes.shape[0] + layout.MAX_PARTICIPANTS + 1)
-            if lock < 0:
-                raise errors.TransportError(f"{self.file_path}: another process is repairing it; try again")
-            try:
-                seen = np.zeros(self.ring.cells.count, np.uint8)
-                refs_mend(&self.ring.refs)
-                refs_mark(&self.ring.refs, &self.ring.cells, CLAIMABLE, &seen[0])
-                for i in range(self.ring.cells.count):
-                    word = cell_mend(&self.ring.cells, i, self.records.count, self.ring.owner)
-                    if not seen[i] and word_is_one_of(word, CLAIMABLE):
-                        if refs_publish(&self.ring.refs, &self.ring.cells, CLAIMABLE, word_version(word), i) == OK:
-                            found += 1
-                            wake_one(&self.ring.lines.items)
-                return found
-            finally:
-                os.close(lock)
+            seen = np.zeros(self.ring.cells.count, np.uint8)
+            due = refs_mend(&self.ring.refs)
+            refs_mark(&self.ring.refs, &self.ring.cells, CLAIMABLE, &seen[0])
+            for i in range(self.ring.cells.count):
+                word = cell_mend(&self.ring.cells, i, self.records.count, self.ring.owner)
+                if not seen[i] and word_is_one_of(word, CLAIMABLE):
+                    if refs_publish_due(&self.ring.refs, &self.ring.cells, CLAIMABLE, word_version(word), i) == OK:
+                        found += 1
+                    else:
+                        whole = False
+            if whole:
+                refs_mended(&self.ring.refs, due)
+            wake_some(&self.ring.lines.items, 0x7FFFFFFF)
+            return found
         finally:
             self.leave()
 
@@ -612,13 +630,14 @@ cdef class RingClaim(Claim):
     cdef int end(self, bint back) except -1:
         cdef SharedRing ring = <SharedRing> self.holder
         cdef Code code
+        self.check()
         ring.enter()
         try:
-            self.check()
-            self.let_go_of_view()
-            self.is_over = True
+            self.begin_end()
             if back:
                 code = ring_put_back(&ring.ring, self.cell, self.word)
+                if code == LOST:
+                    raise_code(LOST, ring.file_path, "")
                 if code != OK:
                     ring.repair()
             else:
@@ -635,7 +654,6 @@ cdef class RingClaim(Claim):
     def started(self):
         """Nothing is counted in a ring used alone; only that the claim is still held is checked."""
         self.check()
-        self.is_started = True
 
     def reply(self, payload):
         """Not from a ring used alone: it has no side for results.
@@ -671,5 +689,10 @@ cdef class RingClaim(Claim):
         self.end(True)
 
     def __del__(self):
-        if not self.is_over and self.generation == fork_generation() and not private_get(&self.holder.is_closed):
+        if (
+            not private_get(&self.is_over) and self.generation == fork_generation()
+            and not private_get(&self.holder.is_closed)
+        ):
+            # nobody ends this claim any more; what still looks at the payload keeps the mapping, not the message
+            self.view = self.shown = None
             self.end(True)

@@ -3,6 +3,7 @@
 ctypedef uint32_t[64] CellNumbers
 
 
+@cython.no_gc_clear
 cdef class HeartbeatTable(Mapped):
     """Who takes part: one record a participant, in one mapped file.
 
@@ -14,6 +15,12 @@ cdef class HeartbeatTable(Mapped):
     cdef uint64_t *epoch
     cdef CellNumbers *in_flight
     cdef dict numbers
+    cdef bint is_queues         # a queue's table: it ends with the queue alone
+    cdef int64_t queue_slot     # the queue handle's own slot; -1: none
+
+    def __cinit__(self):
+        self.queue_slot = -1
+        self.numbers = {}
 
     def __init__(self):
         raise TypeError("use HeartbeatTable.create(path, capacity), .open(path) or .open_or_create(path, capacity)")
@@ -41,7 +48,7 @@ cdef class HeartbeatTable(Mapped):
         ------
         ValueError, FileExistsError, OSError
         """
-        check_bytes("capacity", capacity, 1, layout.MAX_PARTICIPANTS)
+        check_number("capacity", capacity, 1, layout.MAX_PARTICIPANTS)
         files.create(
             path, Kind.TABLE, HeartbeatTable._sizes(capacity)[2], capacity=capacity,
             cell_bytes=layout.PARTICIPANT.itemsize, mode=mode,
@@ -74,7 +81,7 @@ cdef class HeartbeatTable(Mapped):
         LayoutMismatch
             It exists with another capacity. Otherwise as `create` and `open`.
         """
-        check_bytes("capacity", capacity, 1, layout.MAX_PARTICIPANTS)
+        check_number("capacity", capacity, 1, layout.MAX_PARTICIPANTS)
         try:
             table = cls.open(path)
         except FileNotFoundError:
@@ -102,13 +109,28 @@ cdef class HeartbeatTable(Mapped):
         self.records.first = <Participant *> (self.base + <uint64_t> records)
         self.records.count = capacity
         self.in_flight = <CellNumbers *> (self.base + <uint64_t> cells)
-        self.numbers = {}
         return 0
+
+    def close(self):
+        """Close the handle and give up its slots. Idempotent. A queue's table closes with its queue.
+
+        Raises
+        ------
+        ValueError
+            This is a queue's table.
+        """
+        if self.is_queues:
+            raise ValueError(f"{self.file_path}: this is a queue's table; close the queue")
+        Mapped.close(self)
+
+    def __del__(self):
+        if not self.is_queues:
+            Mapped.close(self)
 
     cdef int give_up(self) except -1:
         cdef Number number
         for number in list(self.numbers.values()):
-            number.give_up()
+            number.give_up(True)
         self.numbers.clear()
         return 0
 
@@ -143,6 +165,7 @@ cdef class HeartbeatTable(Mapped):
         finally:
             self.leave()
 
+    @cython.binding(True)
     def register(self, pid, role=Role.WORKER, *, auto_beat=False):
         """Take a slot.
 
@@ -197,7 +220,9 @@ cdef class HeartbeatTable(Mapped):
         """
         self.enter()
         try:
-            self.own(i).give_up()
+            if self.queue_slot == i:
+                raise errors.HeartbeatError(f"{self.file_path}: slot {i} is its queue's own; close the queue to give it up")
+            self.own(i).give_up(True)
             del self.numbers[i]
         finally:
             self.leave()

@@ -6,9 +6,11 @@ Files of a queue (all made from the pool's geometry, so whoever opens it complet
     arena                   blocks for long arguments and results
     back-N, submit-N        rings of references, N = priority
     table                   participants, their locks and beats
-    mail/NNNNN              a mailbox ring for each client, made at its first submit
+    mail                    a mailbox ring for each client; its disk space is taken at the client's first submit
 """
 
+import contextlib
+import errno
 import os
 import zlib
 from collections import Counter
@@ -20,24 +22,19 @@ from subetha import files
 from subetha._core import HeartbeatTable, JobClaim, QueueHandle
 from subetha.errors import LayoutMismatch, UnsupportedTransportFamily
 from subetha.layout import (
+    GEOMETRY_NAMES,
     LINE,
-    LINES_OFFSET,
-    MAX_CELLS,
-    MAX_PARTICIPANTS,
     MIN_BLOCK_BYTES,
-    MIN_QUEUE_CELLS,
-    POOL_LINES,
+    PARTICIPANT,
     PRIORITIES,
     QUEUE_GEOMETRY,
     STATE_SHIFT,
     CellState,
     Kind,
     Role,
+    geometry_fault,
+    reserve_of,
 )
-
-MIN_AREA_BYTES, MAX_AREA_BYTES = 56, 32_768
-MAX_ARENA_BYTES = 2**36
-LARGEST_RESERVE = 64
 
 
 class QueueStats(NamedTuple):
@@ -182,16 +179,15 @@ class JobQueue(QueueHandle):
         try:
             queue = cls.open(path, role=role)
         except FileNotFoundError:
-            try:
+            # another process may be faster: then its queue is opened
+            with contextlib.suppress(FileExistsError):
                 _create_pool(path, cells, geometry, mode)
-            except FileExistsError:
-                pass  # another process was faster: its queue is opened
             queue = cls.open(path, role=role)
-        asked = (cells, *(int(geometry[name]) for name in _GEOMETRY_NAMES))
-        found = (queue.cells_total, *(int(getattr(queue, name)) for name in _GEOMETRY_NAMES))
+        asked = (cells, *(int(geometry[name]) for name in GEOMETRY_NAMES))
+        found = (queue.cells_total, *(int(getattr(queue, name)) for name in GEOMETRY_NAMES))
         if asked != found:
             queue.close()
-            names = ("cells", *_GEOMETRY_NAMES)
+            names = ("cells", *GEOMETRY_NAMES)
             differing = ", ".join(
                 f"{name} {a} (found {f})" for name, a, f in zip(names, asked, found, strict=True) if a != f
             )
@@ -318,51 +314,56 @@ class ResultSide:
         return self._queue._pop_frame(timeout)
 
 
-_GEOMETRY_NAMES = ("job_bytes", "result_bytes", "participants", "quota", "arena_bytes")
-
-
 def _geometry(
     cells: int, job_bytes: int, result_bytes: int, participants: int, arena_bytes: int, quota: int | None
 ) -> np.void:
-    _check("cells", cells, MIN_QUEUE_CELLS, MAX_CELLS)
-    if cells & (cells - 1):
-        raise ValueError(f"cells: expected a power of two from {MIN_QUEUE_CELLS} to {MAX_CELLS}, found {cells}")
-    _check("job_bytes", job_bytes, MIN_AREA_BYTES, MAX_AREA_BYTES)
-    _check("result_bytes", result_bytes, MIN_AREA_BYTES, MAX_AREA_BYTES)
-    _check("participants", participants, 1, MAX_PARTICIPANTS)
-    _check("arena_bytes", arena_bytes, MIN_BLOCK_BYTES, MAX_ARENA_BYTES)
-    reserve = max(1, min(LARGEST_RESERVE, cells // 64))
-    if quota is not None:
-        _check("quota", quota, 1, cells - reserve)
+    asked = {
+        "cells": cells,
+        "job_bytes": job_bytes,
+        "result_bytes": result_bytes,
+        "participants": participants,
+        "arena_bytes": arena_bytes,
+        "quota": quota,
+    }
+    for name, value in asked.items():
+        if isinstance(value, bool) or not (isinstance(value, int) or (value is None and name == "quota")):
+            raise TypeError(f"{name}: expected an int, found {type(value).__name__}")
+    numbers = {
+        "job_bytes": job_bytes,
+        "result_bytes": result_bytes,
+        "participants": participants,
+        "arena_bytes": arena_bytes,
+        "quota": cells // 2 if quota is None else quota,
+    }
+    fault = geometry_fault(cells, numbers)
+    if fault is not None:
+        raise ValueError(fault)
     geometry = np.zeros(1, QUEUE_GEOMETRY)
-    geometry["job_bytes"] = job_bytes
-    geometry["result_bytes"] = result_bytes
-    geometry["participants"] = participants
-    geometry["quota"] = cells // 2 if quota is None else quota
-    geometry["reserve"] = reserve
-    geometry["arena_bytes"] = arena_bytes
+    for name, number in numbers.items():
+        geometry[name] = number
+    geometry["reserve"] = reserve_of(cells)
     geometry["crc32"] = zlib.crc32(geometry.tobytes()[:-4])
-    return geometry[0]
+    found: np.void = geometry[0]
+    return found
 
 
-def _check(name: str, value: int, least: int, most: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name}: expected an int from {least} to {most}, found {type(value).__name__}")
-    if not least <= value <= most:
-        raise ValueError(f"{name}: expected {least} to {most}, found {value}")
+def _make_directory(directory: bytes, mode: int) -> None:
+    """A directory as private, or as open to its group, as the files in it; these take its group then."""
+    permissions = 0o700 | (0o2070 if mode & 0o070 else 0)
+    os.mkdir(directory, 0o700)
+    os.chmod(directory, permissions)
 
 
 def _create_pool(path: files.Path, cells: int, geometry: np.void, mode: int) -> None:
     """The pool decides: who links it first has made the queue."""
     directory = os.fsencode(path)
-    # a group that may open the files must be able to enter the directory
-    permissions = 0o700 | (mode & 0o070 and 0o070)
     try:
-        os.mkdir(directory, permissions)
-        os.chmod(directory, permissions)
+        _make_directory(directory, mode)
     except FileExistsError:
         if not os.path.isdir(directory):
-            raise NotADirectoryError(20, "a queue is a directory; choose another path", os.fsdecode(directory)) from None
+            raise NotADirectoryError(
+                errno.ENOTDIR, "a queue is a directory; choose another path", os.fsdecode(directory)
+            ) from None
 
     def fill(contents: files.Bytes) -> None:
         contents[LINE : 2 * LINE] = np.frombuffer(geometry.tobytes(), np.uint8)
@@ -383,33 +384,43 @@ def _create_pool(path: files.Path, cells: int, geometry: np.void, mode: int) -> 
 def _complete(path: files.Path) -> None:
     """Make the files that the pool's creator has not made (yet, or because it died); others may do so at once."""
     directory = os.fsencode(path)
-    if not os.path.exists(os.path.join(directory, b"pool")):
+    names = [f"{kind}-{n}" for n in range(PRIORITIES) for kind in ("back", "submit")] + ["arena", "table", "mail"]
+    missing = [name for name in names if not os.path.exists(os.path.join(directory, name.encode()))]
+    pool = os.path.join(directory, b"pool")
+    if not os.path.exists(pool):
         raise FileNotFoundError(
-            2, "no queue here (it has no file 'pool'); create it with JobQueue.create", os.fsdecode(directory)
+            errno.ENOENT, "no queue here (it has no file 'pool'); create it with JobQueue.create", os.fsdecode(directory)
         )
-    names = [*(b"%s-%d" % (kind, n) for n in range(PRIORITIES) for kind in (b"back", b"submit")), b"arena", b"table", b"mail"]
-    missing = [name for name in names if not os.path.exists(os.path.join(directory, name))]
     if not missing:
         return
-    contents, header, fd = files.open_mapped(os.path.join(directory, b"pool"), Kind.POOL, readonly=True)
+    contents, header, fd = files.open_mapped(pool, Kind.POOL, readonly=True)
     os.close(fd)
-    files.check_size(directory, max(len(contents), LINES_OFFSET + POOL_LINES.itemsize), len(contents))
-    geometry = np.frombuffer(contents[LINE : 2 * LINE].tobytes(), QUEUE_GEOMETRY)[0]
-    cells, mode = int(header["capacity"]), int(header["mode"])
+    geometry = QueueHandle._geometry(path, contents, header)
+    cells, participants, limit = (
+        int(header["capacity"]),
+        int(geometry["participants"]),
+        int(geometry["arena_bytes"]),
+    )
+    *_, words_end, arena_size = QueueHandle._arena_sizes(limit)
+    first_mailbox, _, mail_size = QueueHandle._mail_sizes(cells, participants)
+    # kind, size, capacity, bytes of a cell, from where on the file is sparse
+    plans: dict[str, tuple[Kind, int, int, int, int | None]] = {
+        "arena": (Kind.ARENA, arena_size, limit, MIN_BLOCK_BYTES, words_end),
+        "table": (Kind.TABLE, HeartbeatTable._sizes(participants)[2], participants, PARTICIPANT.itemsize, None),
+        "mail": (Kind.MAIL, mail_size, participants, 8, first_mailbox),
+    }
+    references = (Kind.REFERENCES, QueueHandle._references_size(cells), cells, 8, None)
     for name in missing:
-        target = os.path.join(directory, name)
-        try:
-            if name == b"mail":
-                os.mkdir(target, 0o700 | (mode & 0o070 and 0o070))
-                os.chmod(target, 0o700 | (mode & 0o070 and 0o070))
-            elif name == b"table":
-                HeartbeatTable.create(target, int(geometry["participants"]), mode=mode).close()
-            elif name == b"arena":
-                limit = int(geometry["arena_bytes"])
-                *_, words_end, size = QueueHandle._arena_sizes(limit)
-                files.create(target, Kind.ARENA, size, capacity=limit, mode=mode, sparse_from=words_end)
-            else:
-                size = QueueHandle._references_size(cells)
-                files.create(target, Kind.REFERENCES, size, capacity=cells, cell_bytes=8, mode=mode)
-        except FileExistsError:
-            pass  # another process was faster
+        kind, size, capacity, cell_bytes, sparse_from = plans.get(name, references)
+        # another process may be faster
+        with contextlib.suppress(FileExistsError):
+            files.create(
+                os.path.join(directory, name.encode()),
+                kind,
+                size,
+                capacity=capacity,
+                cell_bytes=cell_bytes,
+                extra=int(header["created_ns"]),
+                mode=int(header["mode"]),
+                sparse_from=sparse_from,
+            )

@@ -25,7 +25,9 @@ MIN_PAYLOAD_BYTES, MAX_PAYLOAD_BYTES = 8, 4088
 RING_PARTICIPANTS = 1022
 """Handles that may hold a ring used alone at one time."""
 PRIORITIES = 3
+MIN_AREA_BYTES, MAX_AREA_BYTES = 56, 32_768
 MIN_BLOCK_BYTES = 4096
+MAX_ARENA_BYTES = 2**36
 SIZE_CLASSES = 28
 """Most size classes of an arena: blocks of 4096 << n bytes."""
 
@@ -40,6 +42,7 @@ class Kind(enum.IntEnum):
     POOL = 5
     ARENA = 6
     REFERENCES = 7
+    MAIL = 8
 
 
 class CellState(enum.IntEnum):
@@ -122,13 +125,16 @@ FILE_HEADER = np.dtype(
 
 RING_LINES = np.dtype(
     {
-        "names": ["tail", "head", "items", "space"],
-        "formats": ["<u8", "<u8", "<u4", "<u4"],
-        "offsets": [0, HOT_LINE, 2 * HOT_LINE, 3 * HOT_LINE],
+        "names": ["tail", "head", "items", "due", "space"],
+        "formats": ["<u8", "<u8", "<u4", "<u4", "<u4"],
+        "offsets": [0, HOT_LINE, 2 * HOT_LINE, 2 * HOT_LINE + 4, 3 * HOT_LINE],
         "itemsize": 4 * HOT_LINE,
     }
 )
-"""Hints of a ring and the futex words of those who wait for items and for space."""
+"""Hints of a ring, the futex words of those who wait for items and for space, and "a repair is due" where not 0."""
+
+JOB_IS_CHARGED = 1
+"""Bit of a job cell's `flags`: its worker has said `started()`."""
 
 POOL_LINES = np.dtype(
     {
@@ -220,6 +226,31 @@ LINES_OFFSET = 128
 
 STATE_SHIFT, VERSION_SHIFT = 16, 20
 VERSION_MASK = (1 << 44) - 1
+
+
+def reserve_of(cells: int) -> int:
+    """How many of a queue's cells are kept back from submitters, for rescue."""
+    return max(1, min(64, cells // 64))
+
+
+GEOMETRY_NAMES = ("job_bytes", "result_bytes", "participants", "quota", "arena_bytes")
+
+
+def geometry_fault(cells: int, geometry: dict[str, int]) -> str | None:
+    """Which of a queue's numbers is outside its limits, and what they are; None if all are right."""
+    if not MIN_QUEUE_CELLS <= cells <= MAX_CELLS or cells & (cells - 1):
+        return f"cells: expected a power of two from {MIN_QUEUE_CELLS} to {MAX_CELLS}, found {cells}"
+    limits = {
+        "job_bytes": (MIN_AREA_BYTES, MAX_AREA_BYTES),
+        "result_bytes": (MIN_AREA_BYTES, MAX_AREA_BYTES),
+        "participants": (1, MAX_PARTICIPANTS),
+        "quota": (1, cells - reserve_of(cells)),
+        "arena_bytes": (MIN_BLOCK_BYTES, MAX_ARENA_BYTES),
+    }
+    for name, (least, most) in limits.items():
+        if not least <= geometry[name] <= most:
+            return f"{name}: expected {least} to {most}, found {geometry[name]}"
+    return None
 
 
 def cell_word(version: int, state: int, owner: int) -> int:

@@ -212,7 +212,7 @@ class WorkerLoop:
                 continue
             except ValueError:
                 # Whoever stops the loop may close the source without waiting for it.
-                if self._stopping:
+                if self.stopping:
                     return
                 raise
             failures = 0

@@ -1,1 +1,7 @@
-"""Benchmarks by subject. Figures are medians of interleaved runs; `track_*_spread` gives the range that goes with them."""
+"""Benchmarks by subject. Figures are medians of several runs; `track_*_spread` gives the range that goes with one."""
+
+import sys
+from pathlib import Path
+
+# the children that benchmarks start find this package by it
+sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -38,6 +38,8 @@ class Worker:
         here, there = multiprocessing.Pipe()
         self.worker = multiprocessing.get_context("spawn").Process(target=serve, args=(self.queue.path, there))
         self.worker.start()
+        # the worker's end is its own, so that its death ends the wait
+        there.close()
         here.recv()
         for _ in range(2000):
             self.queue.submit(JOB)

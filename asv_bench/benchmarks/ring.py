@@ -112,6 +112,8 @@ class TwoProcesses:
             target=consume, args=(self.ring.path, self.COUNT, mode, there)
         )
         self.consumer.start()
+        # the consumer's end is its own, so that its death ends a wait for it
+        there.close()
 
     def teardown(self, mode):
         self.here.send(False)

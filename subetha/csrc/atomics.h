@@ -9,10 +9,12 @@ static inline uint64_t load_acquire_u64(const uint64_t *p) { return __atomic_loa
 static inline uint64_t load_seq_cst_u64(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_SEQ_CST); }
 static inline uint8_t load_relaxed_u8(const uint8_t *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 static inline uint32_t load_relaxed_u32(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
+static inline uint32_t load_acquire_u32(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 static inline uint32_t load_seq_cst_u32(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_SEQ_CST); }
 
 static inline void store_relaxed_u64(uint64_t *p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
 static inline void store_release_u64(uint64_t *p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
+static inline void store_release_u32(uint32_t *p, uint32_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 static inline void store_relaxed_u32(uint32_t *p, uint32_t v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
 
 static inline int cas_acq_rel_u64(uint64_t *p, uint64_t expected, uint64_t desired)
@@ -33,6 +35,7 @@ static inline int cas_seq_cst_u32(uint32_t *p, uint32_t expected, uint32_t desir
 static inline uint64_t fetch_add_acq_rel_u64(uint64_t *p, uint64_t v) { return __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL); }
 static inline uint64_t fetch_or_acq_rel_u64(uint64_t *p, uint64_t v) { return __atomic_fetch_or(p, v, __ATOMIC_ACQ_REL); }
 static inline uint64_t fetch_and_acq_rel_u64(uint64_t *p, uint64_t v) { return __atomic_fetch_and(p, v, __ATOMIC_ACQ_REL); }
+static inline uint32_t fetch_add_seq_cst_u32(uint32_t *p, uint32_t v) { return __atomic_fetch_add(p, v, __ATOMIC_SEQ_CST); }
 static inline uint32_t fetch_or_seq_cst_u32(uint32_t *p, uint32_t v) { return __atomic_fetch_or(p, v, __ATOMIC_SEQ_CST); }
 
 /* Orders everything before an atomic read-modify-write with every load after it. The locked instruction of x86 does that by itself. */

@@ -56,13 +56,11 @@ static int64_t realtime_ns(void)
 
 /* ---- futex: shared, across processes ---- */
 
-/* 0: woken or the value had changed; EINTR; ETIMEDOUT */
-static int futex_wait_u32(uint32_t *word, uint32_t value, int64_t ns)
+/* Sleeps until woken, `ns` have passed or a signal came; not at all where the word is not `value` any more. */
+static void futex_wait_u32(uint32_t *word, uint32_t value, int64_t ns)
 {
     struct timespec limit = {ns / 1000000000LL, ns % 1000000000LL};
-    if (syscall(SYS_futex, word, FUTEX_WAIT, value, &limit, NULL, 0) == 0 || errno == EAGAIN)
-        return 0;
-    return errno;
+    syscall(SYS_futex, word, FUTEX_WAIT, value, &limit, NULL, 0);
 }
 
 static int futex_wake_u32(uint32_t *word, int most)
@@ -145,7 +143,8 @@ static void timer_tick(void)
     for (registration *r = process_registrations; r; r = r->next) {
         if (!r->status)
             continue;
-        if (lock_test(r->probe_fd, r->byte) == 0)
+        /* also where the probe cannot tell: whoever closed that descriptor has closed the other one as well */
+        if (lock_test(r->probe_fd, r->byte) != 1)
             private_set(&r->lost, 1);
         /* T1: pairs with T2 in the snapshot of a record */
         if (r->auto_beat && load_acquire_u64(r->status) == r->expected_status)

@@ -346,6 +346,24 @@ def test_at_stop_a_last_try_that_finds_room_delivers_and_releases_nothing(regist
     assert "release" not in log
 
 
+def test_a_stop_in_the_middle_of_a_reply_leaves_the_answer_one_whole_reply_more(registry):
+    log = []
+    claim = ScriptedClaim(submit_frame(ECHO, b"a"), log, [Full("no room")] * 2)
+    reply = claim.reply
+
+    def stopped_meanwhile(payload):
+        if len(claim.reply_errors) == 1:
+            loop.stop()
+        reply(payload)
+
+    claim.reply = stopped_meanwhile
+    source = ScriptedSource(claim)
+    loop = source.loop = WorkerLoop(source, registry=registry, sleep=lambda seconds: None)
+    loop.run()
+    assert claim.replies[0].result == b"A"
+    assert "release" not in log
+
+
 def test_with_both_sides_full_at_stop_the_job_is_kept_until_one_has_room(registry):
     submit, result = DequeTransport(1), DequeTransport(1)
     submit.try_push(submit_frame(ECHO, b"a"))
@@ -552,22 +570,24 @@ def test_a_first_token_out_of_range_is_refused(first_token):
         Submitter(DequeTransport(), first_token=first_token)
 
 
-def test_threads_that_share_a_submitter_never_get_the_same_token():
-    submitter = Submitter(DequeTransport(10_000))
-    together = threading.Barrier(4)
+def test_two_threads_that_submit_at_once_never_get_the_same_token():
+    first_counts, second_counts = threading.Event(), threading.Event()
 
-    def submit():
-        together.wait(WAIT_S)
-        return [submitter.submit(Pass(5, b"")) for _ in range(500)]
+    class PausingInt(int):
+        def __add__(self, other):
+            if not first_counts.is_set():
+                first_counts.set()
+                # The other thread gets every chance to come in between reading and counting; a lock leaves it none.
+                second_counts.wait(0.2)
+            else:
+                second_counts.set()
+            return int(self) + other
 
-    usual = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        waits = [in_thread(submit) for _ in range(4)]
-        tokens = [token for wait in waits for token in wait()]
-    finally:
-        sys.setswitchinterval(usual)
-    assert sorted(tokens) == list(range(1, 2001))
+    submitter = Submitter(DequeTransport(), first_token=PausingInt(5))
+    first = in_thread(lambda: submitter.submit(Pass(ECHO, b"")))
+    assert first_counts.wait(WAIT_S)
+    second = submitter.submit(Pass(ECHO, b""))
+    assert sorted([first(), second]) == [5, 6]
 
 
 def test_where_the_transport_numbers_its_messages_the_token_is_the_low_half_of_the_number():
@@ -647,9 +667,9 @@ def test_closing_a_submitter_ends_a_submit_that_waits_for_room():
         blocked()
 
 
-@pytest.mark.parametrize("end", [Submitter, ResultCollector])
-def test_a_transport_without_the_least_calls_is_refused(end):
-    with pytest.raises(UnsupportedTransportFamily, match="try_push and no try_pop"):
+@pytest.mark.parametrize(("end", "place"), [(Submitter, "submit"), (ResultCollector, "result")])
+def test_a_transport_without_the_least_calls_is_refused(end, place):
+    with pytest.raises(UnsupportedTransportFamily, match=f"the {place} transport.* try_push and no try_pop"):
         end(object())
 
 

@@ -177,11 +177,12 @@ def test_the_walk_goes_deeper_than_the_stack_and_the_open_files_allow(tmp_path: 
     for _ in range(depth):
         folder += b"/d"
         os.mkdir(folder)
+    os.close(os.open(folder + b"/f", os.O_CREAT | os.O_WRONLY))
     try:
-        os.close(os.open(folder + b"/f", os.O_CREAT | os.O_WRONLY))
         assert list(regular_files(os.fsencode(tmp_path), pytest.fail)) == [folder + b"/f"]
-        os.unlink(folder + b"/f")
     finally:
+        # What is so deep pytest cannot remove.
+        os.unlink(folder + b"/f")
         for _ in range(depth):
             os.rmdir(folder)
             folder = folder[:-2]
