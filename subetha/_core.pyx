@@ -25,6 +25,7 @@ from subetha._rescue cimport *
 from subetha._ring cimport *
 from subetha._sharedring cimport *
 
+import operator
 import os
 import zlib
 

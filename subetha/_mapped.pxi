@@ -313,7 +313,6 @@ cdef class Payload:
             self.holder.unmap()
 
 
-@cython.freelist(64)
 @cython.no_gc_clear
 cdef class Claim:
     """A job or message that this process holds and must end: `ack`, `release` (or `reply`, from a queue).

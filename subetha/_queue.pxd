@@ -30,7 +30,8 @@ from subetha._layout cimport (
     PoolLines, RingLines,
 )
 from subetha._process cimport is_time_to_look, realtime_ns, wake_one
-from subetha._ring cimport Ref, Refs, refs_init, refs_pass, refs_peek, refs_publish, refs_rebuild_hints
+from subetha._rescue cimport refs_look
+from subetha._ring cimport Ref, Refs, refs_init, refs_pass, refs_peek, refs_publish
 
 cdef enum:
     LEVELS = 3      # priorities
@@ -394,8 +395,8 @@ cdef inline Code queue_has_jobs(void *context, bint thorough) noexcept nogil:
     cdef uint32_t level
     if thorough and is_time_to_look(&q.looked_ns):
         for level in range(<uint32_t> LEVELS):
-            refs_rebuild_hints(&q.back[level])
-            refs_rebuild_hints(&q.submit[level])
+            refs_look(&q.back[level])
+            refs_look(&q.submit[level])
     return queue_look(q, &ref, &ring)
 
 
@@ -433,5 +434,5 @@ cdef inline Code inbox_has_results(void *context, bint thorough) noexcept nogil:
     cdef Inbox *inbox = <Inbox *> context
     cdef Ref ref
     if thorough and is_time_to_look(&inbox.looked_ns):
-        refs_rebuild_hints(&inbox.box.refs)
+        refs_look(&inbox.box.refs)
     return queue_next_result(inbox.queue, &inbox.box, &ref)

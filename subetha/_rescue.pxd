@@ -16,7 +16,7 @@ from subetha._cells cimport (
     Cells, cell_free_if, cell_word, word_is_one_of, word_owner, word_pack, word_state, word_version,
 )
 from subetha._layout cimport (
-    COLLECTED, DONE, FENCED, FREE, OK, QUARANTINED, READY, RETRY, TAKEN, WRITING, Code,
+    COLLECTED, CORRUPT, DONE, FENCED, FREE, OK, QUARANTINED, READY, RETRY, TAKEN, WRITING, Code,
 )
 from subetha._ring cimport Refs, ref_cell, ref_empty, ref_full, ref_is_live, refs_rebuild_hints
 
@@ -59,6 +59,14 @@ cdef inline void refs_mended(Refs *refs, uint32_t due) noexcept nogil:
     """Every waiting cell has its reference again: the repair is over, unless somebody emptied the places since."""
     if due:
         cas_seq_cst_u32(refs.due, due, 0)
+
+
+cdef inline Code refs_look(Refs *refs) noexcept nogil:
+    """Find the hints again in the places; where these contradict each other, say that a repair is due."""
+    if refs_rebuild_hints(refs) == OK:
+        return OK
+    fetch_add_seq_cst_u32(refs.due, 1)
+    return CORRUPT
 
 
 cdef inline void refs_mark(Refs *refs, Cells *cells, uint32_t states, uint8_t *seen) noexcept nogil:

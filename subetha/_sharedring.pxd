@@ -14,9 +14,10 @@ from subetha._atomics cimport cas_acq_rel_u64, cas_seq_cst_u64, load_acquire_u64
 from subetha._cells cimport (
     Cells, cell_free_if, cell_free_owned, cell_publish, cell_word, cells_acquire, word_pack, word_state, word_version,
 )
-from subetha._layout cimport CLAIMABLE, FREE, FULL, LOST, OK, READY, RETRY, TAKEN, Code, RingCell, RingLines
+from subetha._layout cimport CLAIMABLE, FREE, FULL, LOST, NO_PLACE, OK, READY, RETRY, TAKEN, Code, RingCell, RingLines
 from subetha._process cimport is_time_to_look, wake_one
-from subetha._ring cimport Ref, Refs, refs_pass, refs_peek, refs_publish, refs_rebuild_hints
+from subetha._rescue cimport refs_look
+from subetha._ring cimport Ref, Refs, refs_pass, refs_peek, refs_publish, refs_publish_due
 
 ctypedef struct Ring:
     Cells cells
@@ -83,11 +84,29 @@ cdef inline Code ring_put_back(Ring *ring, uint64_t index, uint64_t word) noexce
     return code
 
 
+cdef inline Code ring_publish_found(Ring *ring, uint64_t version, uint64_t index) noexcept nogil:
+    """Publish a waiting cell that no place leads to, also while a repair is due.
+
+    Where damage has filled every place with references to other waiting cells, the oldest of these are claimed and put
+    back, which makes all their earlier references stale.
+    """
+    cdef Code code
+    cdef Ref ref
+    cdef uint64_t n
+    for n in range(ring.cells.count + 1):
+        code = refs_publish_due(&ring.refs, &ring.cells, CLAIMABLE, version, index)
+        if code != NO_PLACE or ring_take(ring, &ref) != OK:
+            return code
+        refs_pass(&ring.refs, &ref)
+        ring_put_back(ring, ref.cell, ref.word)
+    return NO_PLACE
+
+
 cdef inline Code ring_has_items(void *context, bint thorough) noexcept nogil:
     cdef Ring *ring = <Ring *> context
     cdef Ref ref
     if thorough and is_time_to_look(&ring.looked_ns):
-        refs_rebuild_hints(&ring.refs)
+        refs_look(&ring.refs)
     return refs_peek(&ring.refs, &ring.cells, CLAIMABLE, &ref)
 
 

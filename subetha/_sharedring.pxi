@@ -600,6 +600,7 @@ cdef class SharedRing(Mapped):
         cdef uint64_t i, word
         cdef uint64_t found = 0
         cdef bint whole = True
+        cdef Code code
         cdef uint32_t due
         cdef uint8_t[::1] seen
         self.enter()
@@ -611,10 +612,9 @@ cdef class SharedRing(Mapped):
             for i in range(self.ring.cells.count):
                 word = cell_mend(&self.ring.cells, i, self.records.count, self.ring.owner)
                 if not seen[i] and word_is_one_of(word, CLAIMABLE):
-                    if refs_publish_due(&self.ring.refs, &self.ring.cells, CLAIMABLE, word_version(word), i) == OK:
-                        found += 1
-                    else:
-                        whole = False
+                    code = ring_publish_found(&self.ring, word_version(word), i)
+                    found += code == OK
+                    whole = whole and code == OK
             if whole:
                 refs_mended(&self.ring.refs, due)
             wake_some(&self.ring.lines.items, 0x7FFFFFFF)
@@ -654,6 +654,8 @@ cdef class RingClaim(Claim):
     def started(self):
         """Nothing is counted in a ring used alone; only that the claim is still held is checked."""
         self.check()
+        self.holder.enter()
+        self.holder.leave()
 
     def reply(self, payload):
         """Not from a ring used alone: it has no side for results.

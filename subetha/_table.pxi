@@ -142,6 +142,7 @@ cdef class HeartbeatTable(Mapped):
         return found
 
     cdef Participant *any_record(self, object i) except NULL:
+        i = operator.index(i)
         if not 0 <= i < self.records.count:
             raise errors.HeartbeatError(f"{self.file_path}: expected a slot from 0 to {self.records.count - 1}, found {i}")
         return &self.records.first[<uint64_t> i]
@@ -192,6 +193,7 @@ cdef class HeartbeatTable(Mapped):
         self.enter()
         try:
             self.refuse_readonly()
+            pid = operator.index(pid)
             if not 0 < pid <= 0x7FFFFFFF:
                 raise ValueError(f"pid: expected 1 to {0x7FFFFFFF}, found {pid}")
             number = take_number(
@@ -220,7 +222,7 @@ cdef class HeartbeatTable(Mapped):
         """
         self.enter()
         try:
-            if self.queue_slot == i:
+            if self.queue_slot >= 0 and self.queue_slot == i:
                 raise errors.HeartbeatError(f"{self.file_path}: slot {i} is its queue's own; close the queue to give it up")
             self.own(i).give_up(True)
             del self.numbers[i]

@@ -531,7 +531,8 @@ class BackgroundScheduler:
         check_plain(result, "result")
         if submit is result:
             raise ValueError("the submit and the result transport are the same; results would be run as passes")
-        source: ClaimSource = adapt(submit) if claims_reply(submit) else PairedSource(submit, result)
+        claiming = adapt(submit)
+        source: ClaimSource = claiming if claims_reply(claiming) else PairedSource(submit, result)
         self._table = table
         self._pid = os.getpid()
         self._submitter = Submitter(submit)

@@ -1,4 +1,4 @@
-"""What the core's tests share: files, threads, and scripts in other processes that are never waited for without a bound."""
+"""What the core's tests share: files, threads, scripts in processes of their own; no wait is without a bound."""
 
 import contextlib
 import os
@@ -26,6 +26,7 @@ from subetha._core import HeartbeatTable, SharedRing
 from subetha.errors import *
 from subetha.layout import CellState, Role, cell_word
 from traffic import origin_of, payload_of
+gc.freeze()  # what was imported need not be looked through by every gc.collect()
 
 def say(*words):
     print(*words, flush=True)

@@ -28,7 +28,7 @@ from subetha.layout import (
 
 
 def lock_is_held(path, byte):
-    """Does anybody hold the lock on that byte of the file? (Not the caller's own, if it is held through another descriptor.)"""
+    """Does anybody hold the lock on that byte of the file, this process through another descriptor included?"""
     probe = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
     with open(path, "r+b") as file:
         return struct.unpack("hhqqi4x", fcntl.fcntl(file, fcntl.F_OFD_GETLK, probe))[0] != fcntl.F_UNLCK

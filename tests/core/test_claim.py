@@ -103,26 +103,27 @@ class TestHolding:
         claim.ack()
         assert RingFile(path).state_of(0) == CellState.FREE
 
-    @pytest.mark.parametrize("kind", ["Claim", "RingClaim"])
-    def test_a_claim_made_directly_is_refused_or_holds_nothing(self, run_script, kind):
+    def test_a_claim_made_directly_is_refused_or_holds_nothing(self, run_script):
         out = run_script(
-            f"""
-            from subetha._core import {kind}
-            try:
-                claim = {kind}()
+            """
+            from subetha._core import Claim, RingClaim
+
+            for kind in (Claim, RingClaim):
+                try:
+                    claim = kind()
+                except TypeError as error:
+                    say(error)
+                    continue
                 for use in (claim.tobytes, claim.started, claim.ack, claim.release, lambda: claim.payload):
                     try:
                         use()
                     except (TypeError, ValueError, NotImplementedError, SubethaError):
                         continue
-                del claim
-                gc.collect()
-            except TypeError:
-                pass
+                del claim, use
             say("alive")
             """
         )
-        assert out == "alive\n"
+        assert out.endswith("alive\n")
 
 
 class TestEnding:
@@ -193,7 +194,9 @@ class TestEnding:
 
     @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
     @pytest.mark.parametrize(
-        "view", [lambda claim: np.frombuffer(claim.payload, np.uint8), lambda claim: claim.payload[2:]], ids=["numpy", "slice"]
+        "view",
+        [lambda claim: np.frombuffer(claim.payload, np.uint8), lambda claim: claim.payload[2:]],
+        ids=["numpy", "slice"],
     )
     def test_a_view_in_use_keeps_the_claim_from_ending(self, ring, raw, claim, end, view):
         in_use = view(claim)
@@ -209,7 +212,9 @@ class TestEnding:
 
     def test_an_end_refused_for_a_view_says_what_to_do_and_leaves_the_claim_whole(self, ring, claim):
         view = claim.payload[2:]
-        with pytest.raises(BufferError, match="views of this claim's payload are still in use; release them before ending it"):
+        with pytest.raises(
+            BufferError, match="views of this claim's payload are still in use; release them before ending it"
+        ):
             claim.ack()
         assert claim.payload == b"message"
         claim.started()
@@ -227,7 +232,7 @@ class TestEnding:
     def test_acknowledging_a_message_that_was_taken_away_says_so(self, path, raw, claim):
         # what a rescuer does with the claims of one that it holds for dead
         raw.words[0] = cell_word(1, CellState.RETRY, 9)
-        with pytest.raises(TransportError, match="taken away .* drop the result") as caught:
+        with pytest.raises(TransportError, match=r"taken away .* drop the result") as caught:
             claim.ack()
         assert str(path) in str(caught.value)
         assert int(raw.words[0]) == cell_word(1, CellState.RETRY, 9)
@@ -272,20 +277,17 @@ class TestDropping:
             gc.collect()
             assert ring.pop_many(9) == [b"message"]
 
-    @pytest.mark.parametrize("handle_first", [False, True])
-    @pytest.mark.parametrize("looked_at", [False, True], ids=["unread", "read"])
-    def test_claims_dropped_together_with_their_handle_put_their_messages_back(
-        self, run_script, path, looked_at, handle_first
-    ):
+    def test_claims_dropped_together_with_their_handle_put_their_messages_back(self, run_script, path):
         out = run_script(
-            f"""
+            """
             with SharedRing.create(sys.argv[1], 4) as ring:
-                for i in range(50):
+                for i in range(100):
                     ring.try_push(b"message")
                     handle = SharedRing.open(sys.argv[1])
                     claim = handle.try_claim()
-                    {'claim.payload' if looked_at else ''}
-                    if {handle_first}:
+                    if i % 2:
+                        assert claim.payload == b"message"
+                    if i % 4 < 2:
                         del handle, claim
                     else:
                         del claim, handle
@@ -343,26 +345,25 @@ class TestClosing:
     @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
     def test_a_claim_of_a_closed_handle_refuses_every_call(self, ring, other, claim, call):
         ring.close()
-        with pytest.raises(ValueError, match="closed|over"):
+        with pytest.raises(ValueError, match=r"closed|over"):
             call(claim)
         assert other.pop_many(9) == [b"message"]
 
-    @pytest.mark.parametrize("how", ["only looked at", "a slice", "numpy"])
-    def test_a_view_may_be_read_after_close_and_the_message_is_back_once(self, run_script, path, how):
+    def test_a_view_may_be_read_after_close_and_the_message_is_back_once(self, run_script, path):
         out = run_script(
             """
-            views = {
-                "only looked at": lambda claim: claim.payload,
-                "a slice": lambda claim: claim.payload[:],
-                "numpy": lambda claim: np.frombuffer(claim.payload, np.uint8),
-            }
+            views = [
+                lambda claim: claim.payload,
+                lambda claim: claim.payload[:],
+                lambda claim: np.frombuffer(claim.payload, np.uint8),
+            ]
             with SharedRing.create(sys.argv[1], 4) as other:
                 raw = RingFile(sys.argv[1])
-                for i in range(50):
+                for i in range(90):
                     other.try_push(b"message")
                     ring = SharedRing.open(sys.argv[1])
                     claim = ring.try_claim()
-                    view = views[sys.argv[2]](claim)
+                    view = views[i % 3](claim)
                     ring.close()
                     assert bytes(view) == b"message", i
                     for call in (claim.ack, claim.release):
@@ -377,6 +378,7 @@ class TestClosing:
                     assert other.pop_many(9) == [b"message"], i
                     assert raw.used_slots == [0], i
                     if i % 2 == 0:
+                        # what it shows now is somebody else's, but it is there
                         len(bytes(view))
                         del view, call, claim, ring
                         gc.collect()
@@ -384,7 +386,6 @@ class TestClosing:
             say("done")
             """,
             path,
-            how,
         )
         assert out == "done\n"
 

@@ -66,11 +66,11 @@ class TestCreation:
 
     def test_the_largest_ring_takes_as_many_messages_as_it_has_cells(self, path):
         with SharedRing.create(path, 2**20, payload_bytes=8) as ring:
-            assert ring.push_many([b"%07d" % i for i in range(2**20 + 1)]) == 2**20
-            assert len(ring) == 2**20
+            messages = [b"%d" % i for i in range(2**14)] * 2**6
+            assert ring.push_many([*messages, b"no room"]) == len(ring) == 2**20
             with pytest.raises(Full, match="all 1048576 cells"):
                 ring.try_push(b"more")
-            assert ring.pop_many(2**21) == [b"%07d" % i for i in range(2**20)]
+            assert ring.pop_many(2**21) == messages
 
     def test_the_default_payload_is_56_bytes_and_the_default_mode_the_owners_alone(self, path, ring):
         assert ring.payload_bytes == 56
@@ -79,7 +79,9 @@ class TestCreation:
     @pytest.mark.parametrize("make", [SharedRing.create, SharedRing.open_or_create])
     @pytest.mark.parametrize("capacity", [-4, 0, 1, 3, 6, 2**20 - 1, 2**20 + 2, 2**21, 2**70])
     def test_a_capacity_outside_its_limits_is_refused_with_them(self, path, make, capacity):
-        with pytest.raises(ValueError, match=rf"capacity: expected a power of two from 2 to 1048576, found {capacity}$"):
+        with pytest.raises(
+            ValueError, match=rf"capacity: expected a power of two from 2 to 1048576, found {capacity}$"
+        ):
             make(path, capacity)
         assert not path.exists()
 
@@ -225,7 +227,9 @@ class TestOpening:
         # what the file is allowed later does not count: its maker did not ask for it
         os.chmod(private, 0o666)
         os.chown(shared, 12345, -1)
-        with pytest.raises(PermissionError, match=r"belongs to user 12345 .*mode 600.*group mode such as 0o660") as caught:
+        with pytest.raises(
+            PermissionError, match=r"belongs to user 12345 .*mode 600.*group mode such as 0o660"
+        ) as caught:
             SharedRing.open(private)
         assert caught.value.filename == str(private)
         with pytest.raises(PermissionError):
@@ -276,7 +280,9 @@ class TestOrder:
             for _ in range(3):
                 for i in range(capacity):
                     ring.try_push(b"%d" % i)
-                with pytest.raises(Full, match=f"all {capacity} cells hold a message that waits or is claimed") as caught:
+                with pytest.raises(
+                    Full, match=f"all {capacity} cells hold a message that waits or is claimed"
+                ) as caught:
                     ring.try_push(b"more")
                 assert str(path) in str(caught.value)
                 assert len(ring) == capacity
@@ -476,6 +482,14 @@ class TestTimeouts:
         with pytest.raises(TypeError):
             call(timeout)
 
+    @pytest.mark.parametrize("timeout", [-1, math.nan, "1"])
+    def test_a_wrong_timeout_is_refused_also_where_nothing_need_be_waited_for(self, ring, timeout):
+        ring.try_push(b"a")
+        for call in (ring.pop, ring.claim, lambda timeout: ring.push(b"b", timeout)):
+            with pytest.raises((ValueError, TypeError)):
+                call(timeout)
+        assert ring.pop_many(9) == [b"a"]
+
     def test_full_and_empty_are_what_users_of_queue_catch(self, ring):
         with pytest.raises(queue.Empty) as empty:
             ring.pop(timeout=0)
@@ -566,6 +580,16 @@ class TestHandles:
         assert repr(ring) == f"<SharedRing {str(path)!r} closed>"
         with SharedRing.open(path, readonly=True) as looker:
             assert repr(looker) == f"<SharedRing {str(path)!r} read-only>"
+
+    def test_a_subclass_is_made_by_its_own_calls(self, path):
+        class Ring(SharedRing):
+            def pop_text(self):
+                return self.try_pop().decode()
+
+        with Ring.create(path, 4) as made, Ring.open(path) as opened, Ring.open_or_create(path, 4) as again:
+            made.try_push("grün".encode())
+            assert opened.pop_text() == "grün"
+            assert {type(made), type(opened), type(again)} == {Ring}
 
     def test_a_number_is_taken_at_the_first_push_pop_or_claim_and_given_up_at_the_end(self, path):
         SharedRing.create(path, 4).close()

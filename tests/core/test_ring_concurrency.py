@@ -1,5 +1,6 @@
-"""SharedRing with many threads and processes: each message once, nobody in anybody's way, and every wait can be ended."""
+"""SharedRing with many threads and processes: each message once, nobody in the way, every wait can be ended."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -190,10 +191,8 @@ class TestEachMessageOnce:
 
         def getpid_together():
             # whoever takes a number asks for the pid: here both threads have found none before either has one
-            try:
+            with contextlib.suppress(threading.BrokenBarrierError):
                 both.wait(1)
-            except threading.BrokenBarrierError:
-                pass
             return getpid()
 
         ring = SharedRing.open(path)
@@ -211,7 +210,7 @@ class TestEachMessageOnce:
 
 class TestWaking:
     def test_a_push_wakes_a_sleeping_pop_and_a_pop_a_sleeping_push(self, path, in_threads):
-        # A lost wake-up shows by the sum: sleepers look by themselves about twice a second, and 300 of these take too long.
+        # A lost wake-up shows by the sum: a sleeper looks by itself twice a second, and 300 times that is too long.
         rounds = 150
         with SharedRing.create(path, 2) as ring, SharedRing.open(path) as other:
             about_to_wait = threading.Semaphore(0)
@@ -272,7 +271,7 @@ class TestClosing:
 
         def wait():
             waiting.wait(WAIT_S)
-            with pytest.raises(ValueError, match="this handle (was|is) closed") as caught:
+            with pytest.raises(ValueError, match=r"this handle (was|is) closed") as caught:
                 call(ring)
             return "was closed" in str(caught.value)
 
@@ -504,7 +503,8 @@ class TestForking:
                 pid = os.fork()
                 if pid == 0:
                     leave()
-                say(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), table.is_alive(slot), table.snapshot(slot).pid == os.getpid())
+                code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                say(code, table.is_alive(slot), table.snapshot(slot).pid == os.getpid())
             """,
             path,
         )
@@ -585,7 +585,9 @@ class TestForking:
             assert raw.lock_of(0)
             parent.kill()
             eventually(
-                lambda: not table.is_alive(slot) and not raw.lock_of(0), "the kernel drops the locks of a dead process", ENOUGH_S
+                lambda: not table.is_alive(slot) and not raw.lock_of(0),
+                "the kernel drops the locks of a dead process",
+                ENOUGH_S,
             )
             os.kill(child, 0)
             assert list(table) == []

@@ -16,7 +16,9 @@ STOP = b""
 def payload_of(producer, sequence, length=56):
     """Bytes that all derive from producer and sequence; the first eight name them."""
     body = np.arange(length - 8, dtype=np.uint64) * np.uint64(0x9E37) + np.uint64(producer * 7919 + sequence * 104_729)
-    return producer.to_bytes(4, "little") + sequence.to_bytes(4, "little") + (body % np.uint64(251)).astype("u1").tobytes()
+    return (
+        producer.to_bytes(4, "little") + sequence.to_bytes(4, "little") + (body % np.uint64(251)).astype("u1").tobytes()
+    )
 
 
 def origin_of(payload):

@@ -844,6 +844,13 @@ def test_closing_gives_up_the_slot(paths, registry):
         assert table.snapshot(slot) is None
 
 
+def test_closing_leaves_a_table_that_was_given_open_and_gives_the_slot_back_to_it(paths, registry):
+    with HeartbeatTable.create(paths[2], 1) as table:
+        with BackgroundScheduler(DequeTransport(), DequeTransport(), table, registry=registry) as scheduler:
+            assert table.snapshot(scheduler.slot_idx()) is not None
+        assert table.snapshot(scheduler.slot_idx()) is None
+
+
 def test_a_scheduler_opens_the_files_that_another_one_left(paths, registry):
     with BackgroundScheduler.start(*paths, 4, 1, registry=registry) as scheduler:
         scheduler.submitter().submit(Pass(ECHO, b"a"))
@@ -962,24 +969,44 @@ def test_rings_that_were_given_stay_open_when_the_scheduler_closes(paths, regist
         assert submit.try_pop() == b"still open"
 
 
+class ReplyingTransport(DequeTransport):
+    """Its claims put their replies into `mailbox`."""
+
+    claims_reply = True
+
+    def __init__(self):
+        super().__init__()
+        self.mailbox = DequeTransport()
+
+    def try_claim(self):
+        claim = ScriptedClaim(self.try_pop(), [])
+        claim.reply = self.mailbox.try_push
+        return claim
+
+
 def test_a_submit_side_whose_claims_reply_needs_no_help_from_the_result_side(tmp_path, registry):
-    class Mailbox(DequeTransport):
+    class TakingOnly:
         def try_push(self, payload):
             raise UnsupportedTransportFamily("results come from the claims")
 
-    class Replying(DequeTransport):
-        claims_reply = True
+        def try_pop(self):
+            return submit.mailbox.try_pop()
 
-        def try_claim(self):
-            claim = ScriptedClaim(self.try_pop(), [])
-            claim.reply = mailbox.messages.append
-            return claim
-
-    submit, mailbox = Replying(), Mailbox()
-    with BackgroundScheduler.start_with_transports(submit, mailbox, tmp_path / "t", 1, registry=registry) as scheduler:
+    submit = ReplyingTransport()
+    with BackgroundScheduler.start_with_transports(
+        submit, TakingOnly(), tmp_path / "t", 1, registry=registry
+    ) as scheduler:
         token = scheduler.submitter().submit(Pass(ECHO, b"a"))
         result = scheduler.collector().recv(WAIT_S)
     assert (result.token, result.result) == (token, b"A")
+
+
+def test_a_submit_side_that_has_no_claims_is_paired_whatever_it_says_of_them(tmp_path, registry):
+    submit, result = DequeTransport(), DequeTransport()
+    submit.claims_reply = True
+    with BackgroundScheduler.start_with_transports(submit, result, tmp_path / "t", 1, registry=registry) as scheduler:
+        scheduler.submitter().submit(Pass(ECHO, b"a"))
+        assert scheduler.collector().recv(WAIT_S).result == b"A"
 
 
 # --- starting -------------------------------------------------------------------------------------------------------
@@ -1011,8 +1038,8 @@ def test_the_three_paths_must_be_three_files(paths, tmp_path, same):
     assert os.listdir(tmp_path) == ["link"]
 
 
-def test_one_transport_cannot_be_both_sides(paths):
-    both = DequeTransport()
+@pytest.mark.parametrize("both", [DequeTransport(), ReplyingTransport()])
+def test_one_transport_cannot_be_both_sides(paths, both):
     with pytest.raises(ValueError, match="same"):
         BackgroundScheduler.start_with_transports(both, both, paths[2], 8)
 
@@ -1077,6 +1104,17 @@ def test_when_the_thread_does_not_start_the_slot_is_given_up_and_everything_clos
         BackgroundScheduler.start(*paths, 8, 1)
     assert_closed(opened, ["SharedRing", "SharedRing", "HeartbeatTable"])
     with HeartbeatTable.open(paths[2]) as table:
+        assert table.snapshot(0) is None
+
+
+def test_when_the_thread_does_not_start_a_table_that_was_given_has_its_slot_back(paths, monkeypatch):
+    def no_thread(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    with HeartbeatTable.create(paths[2], 1) as table:
+        with pytest.raises(RuntimeError, match="new thread"):
+            BackgroundScheduler(DequeTransport(), DequeTransport(), table)
         assert table.snapshot(0) is None
 
 
@@ -1303,6 +1341,26 @@ def test_an_error_that_ended_the_worker_is_raised_once_by_close_which_still_clos
         broken.submitter().submit(Pass(ECHO, b""))
     with HeartbeatTable.open(tmp_path / "table") as table:
         assert table.snapshot(broken.slot_idx()) is None
+
+
+def test_submitting_after_close_raises_value_error_also_where_the_worker_died_during_the_close(tmp_path, registry):
+    submit = BreakingTransport()
+    scheduler = BackgroundScheduler.start_with_transports(
+        submit, DequeTransport(), tmp_path / "table", 1, registry=registry
+    )
+    submitter = scheduler.submitter()
+    close_submitter = submitter.close
+
+    def worker_dies_behind_it():
+        close_submitter()
+        submit.broken.set()
+        scheduler._thread.join(WAIT_S)
+
+    submitter.close = worker_dies_behind_it
+    with pytest.raises(SchedError, match="the disk is gone"):
+        scheduler.close(WAIT_S)
+    with pytest.raises(ValueError, match="closed"):
+        submitter.submit(Pass(ECHO, b""))
 
 
 def test_an_error_that_ended_the_worker_leaves_a_with_block(broken):

@@ -898,6 +898,46 @@ def test_a_queue_closes_at_the_end_of_its_with_block(make):
     assert queue.stats().participants == 0
 
 
+def test_a_handle_whose_lock_was_closed_by_other_code_says_so_and_claims_no_more(make, run_script):
+    queue = make()
+    queue.close()
+    run_script(
+        """
+        queue, other = JobQueue.open(sys.argv[1]), JobQueue.open(sys.argv[1])
+
+        def descriptors():
+            return {fd for fd in os.listdir("/proc/self/fd") if os.path.exists("/proc/self/fd/" + fd)}
+
+        before = descriptors()
+        queue.slot
+        (lock,) = descriptors() - before
+        queue.submit(Pass(1, b"held"))
+        claim = queue.claim(20)
+        assert os.readlink("/proc/self/fd/" + lock).endswith("table")
+        os.close(int(lock))
+        # the timer looks twice a second
+        while True:
+            try:
+                queue.cancel(queue.submit(Pass(1, b"")))
+            except HeartbeatError as error:
+                assert "open the queue again" in str(error), error
+                break
+            time.sleep(0.01)
+        for call in (queue.try_claim, queue.claim, lambda: claim.reply(encode_result(0, b""))):
+            try:
+                call()
+            except HeartbeatError:
+                continue
+            raise AssertionError(call)
+        other.submit(Pass(1, b"x"))
+        other.claim(20).reply(encode_result(0, b"fine"))
+        assert other.recv(20).result == b"fine"
+        queue.close()
+        """,
+        queue.path,
+    )
+
+
 # --- as transports --------------------------------------------------------------------------------------------------
 
 
