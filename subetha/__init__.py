@@ -73,7 +73,7 @@ _MODULE_OF = {
     for name in names.split()
 }
 
-__all__ = ["__version__", *sorted(_MODULE_OF)]  # noqa: PLE0604
+__all__ = ["__version__", *sorted(_MODULE_OF)]
 
 
 def __getattr__(name: str) -> Any:

@@ -129,8 +129,8 @@ cdef inline bint block_try_reuse(Arena *arena, Cells *cells, uint32_t c, uint64_
 
 cdef inline int fallocate_again(int fd, int mode, int64_t offset, int64_t length) noexcept nogil:
     """fallocate, begun again where a signal came in between."""
-    cdef int tries
-    for tries in range(100):
+    cdef int _tries
+    for _tries in range(100):
         if fallocate(fd, mode, offset, length) == 0:
             return 0
         if errno != EINTR:
@@ -166,7 +166,7 @@ cdef inline uint64_t arena_trim(Arena *arena, Cells *cells, uint64_t owner, uint
 cdef inline Code block_back(Arena *arena, Cells *cells, uint32_t c, uint64_t index, uint64_t owner) noexcept nogil:
     """Put disk behind an owned hole, within the arena's limit."""
     cdef uint64_t size = block_size(c)
-    cdef int tries
+    cdef int _tries
     if fetch_add_acq_rel_u64(&arena.lines.backed_bytes, size) + size > arena.limit:
         # the owned hole itself is counted here
         store_relaxed_u64(&arena.lines.backed_bytes, arena_count_backed(arena))
@@ -175,7 +175,7 @@ cdef inline Code block_back(Arena *arena, Cells *cells, uint32_t c, uint64_t ind
         if load_acquire_u64(&arena.lines.backed_bytes) > arena.limit:
             fetch_add_acq_rel_u64(&arena.lines.backed_bytes, -<int64_t> size)
             return NO_BLOCK
-    for tries in range(2):
+    for _tries in range(2):
         if fallocate_again(arena.fd, 0, arena.data[c] + index * size, size) == 0:
             return OK
         if arena_trim(arena, cells, owner, size) == 0:
@@ -187,7 +187,7 @@ cdef inline Code block_back(Arena *arena, Cells *cells, uint32_t c, uint64_t ind
 cdef inline Code block_allocate(Arena *arena, Cells *cells, uint64_t length, uint64_t owner, uint64_t *ref) noexcept nogil:
     """A block of the least class that holds `length` bytes, OWNED by `owner`: warm ones first, then a hole, then any."""
     cdef uint32_t c = 0
-    cdef uint64_t high, i, n, probes
+    cdef uint64_t high, i, n, probes, _probe
     cdef Code code
     while block_size(c) < length:
         c += 1
@@ -200,7 +200,7 @@ cdef inline Code block_allocate(Arena *arena, Cells *cells, uint64_t length, uin
         high = arena.counts[c]
     i = load_relaxed_u64(&arena.hints[c])
     probes = high if high < QUICK_PROBES else QUICK_PROBES
-    for n in range(probes):
+    for _probe in range(probes):
         if i >= high:
             i = 0
         if block_try_reuse(arena, cells, c, i, owner):

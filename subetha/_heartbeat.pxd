@@ -60,9 +60,9 @@ cdef inline void record_leave(Participant *record, uint64_t status) noexcept nog
 
 cdef inline Code record_snapshot(Participant *record, Participant *copy) noexcept nogil:
     """One registration's fields, all of the same incarnation. EMPTY: free, dying, or changing hands without end."""
-    cdef int tries
+    cdef int _tries
     cdef uint64_t status
-    for tries in range(SNAPSHOT_TRIES):
+    for _tries in range(SNAPSHOT_TRIES):
         # H2: pairs with H1 and H3
         status = load_seq_cst_u64(&record.status)
         if status_state(status) != SLOT_USED:

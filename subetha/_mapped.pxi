@@ -4,7 +4,10 @@
 cdef object raise_code(Code code, str path, str detail):
     """The one place where codes of the core become exceptions."""
     if code == CORRUPT or code == NO_PLACE:
-        raise errors.TransportError(f"{path}: places and hints contradict each other and could not be repaired; close it, and call repair()")
+        raise errors.TransportError(
+            f"{path}: places and hints contradict each other and could not be repaired: another process keeps damaging them; "
+            "find it, then call repair()"
+        )
     if code == FULL or code == QUOTA:
         raise errors.Full(f"{path}: {detail}")
     if code == EMPTY:

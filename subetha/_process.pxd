@@ -44,8 +44,8 @@ ctypedef Code (*Check)(void *context, bint thorough) noexcept nogil
 
 cdef inline void wake_some(uint32_t *word, int most) noexcept nogil:
     cdef uint32_t seen
-    cdef int tries
-    for tries in range(16):
+    cdef int _tries
+    for _tries in range(16):
         seen = load_seq_cst_u32(word)
         if cas_seq_cst_u32(word, seen, seen + WAKE_STEP):
             # counted up again when the bit goes, else a waiter that saw the bit before could sleep on a word that came back
@@ -85,11 +85,11 @@ cdef inline Code wait_for(
     """
     cdef uint32_t seen
     cdef int64_t ns
-    cdef int n
+    cdef int _n
     cdef Code code
     if stage[0] == 0:
         stage[0] = 1
-        for n in range(SPIN_CHECKS):
+        for _n in range(SPIN_CHECKS):
             code = check(context, False)
             if code != EMPTY and code != FULL:
                 return code

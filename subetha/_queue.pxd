@@ -17,7 +17,8 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from subetha._atomics cimport (
-    cas_acq_rel_u64, cas_seq_cst_u64, load_acquire_u32, load_acquire_u64, load_relaxed_u8, load_relaxed_u64, private_get, store_relaxed_u64,
+    cas_acq_rel_u64, cas_seq_cst_u64, load_acquire_u32, load_acquire_u64, load_relaxed_u8, load_relaxed_u64,
+    private_get, store_relaxed_u64,
 )
 from subetha._blocks cimport Arena, block_allocate, block_data, block_free, block_link, block_of, block_relink
 from subetha._cells cimport (
@@ -26,8 +27,8 @@ from subetha._cells cimport (
 )
 from subetha._heartbeat cimport Records, record_is
 from subetha._layout cimport (
-    CLAIMABLE, COLLECTABLE, CORRUPT, DONE, EMPTY, FREE, FULL, JOB_IS_CHARGED, LOST, NO_PLACE, OK, PARKED, READY, RETRY, TAKEN, Code, JobCell,
-    PoolLines, RingLines,
+    CLAIMABLE, COLLECTABLE, CORRUPT, DONE, EMPTY, FREE, FULL, JOB_IS_CHARGED, LOST, NO_PLACE, OK, PARKED, READY,
+    RETRY, TAKEN, Code, JobCell, PoolLines, RingLines,
 )
 from subetha._process cimport is_time_to_look, realtime_ns, wake_one
 from subetha._rescue cimport refs_look
@@ -160,8 +161,8 @@ cdef inline Code queue_publish_job(Queue *q, uint64_t index, uint64_t version, u
     """Into submit[level]; where only cancelled jobs behind an old one fill the ring, the old ones go to `back`, in order."""
     cdef Code code
     cdef Ref ref
-    cdef uint64_t taken, n
-    for n in range(q.cells.count + 1):
+    cdef uint64_t taken, _n
+    for _n in range(q.cells.count + 1):
         code = refs_publish(&q.submit[level], &q.cells, CLAIMABLE, version, index)
         if code != NO_PLACE:
             return code
@@ -249,13 +250,13 @@ cdef inline Code queue_publish_back(Queue *q, uint32_t level, uint64_t version, 
     """
     cdef Code code
     cdef Ref ref
-    cdef uint64_t taken, retry, n
+    cdef uint64_t taken, retry, _n
     cdef uint64_t versions[16]
     cdef uint64_t indexes[16]
     cdef int top = 0
     versions[0] = version
     indexes[0] = index
-    for n in range(4 * q.cells.count + 64):
+    for _n in range(4 * q.cells.count + 64):
         code = refs_publish(&q.back[level], &q.cells, CLAIMABLE, versions[top], indexes[top])
         if code == OK:
             if top == 0:
@@ -358,8 +359,8 @@ cdef inline Code queue_drain(Queue *q, Mailbox *box) noexcept nogil:
     """Free what lies in the mailbox of a client that leaves (its record was marked before, P2)."""
     cdef Ref ref
     cdef Code code
-    cdef uint64_t n
-    for n in range(2 * box.refs.size):
+    cdef uint64_t _n
+    for _n in range(2 * box.refs.size):
         code = refs_peek(&box.refs, &q.cells, COLLECTABLE, &ref)
         if code != OK:
             return code

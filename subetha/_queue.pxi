@@ -620,8 +620,8 @@ cdef class QueueHandle(Mapped):
     @cython.final
     cdef Code take_mending(self, Ref *ref) except *:
         cdef Code code = queue_take(&self.queue, ref)
-        cdef int tries
-        for tries in range(REPAIRS):
+        cdef int _tries
+        for _tries in range(REPAIRS):
             if code != CORRUPT:
                 break
             self.repair()

@@ -28,10 +28,10 @@ cdef inline void refs_relap(Refs *refs) noexcept nogil:
     """Empty every place under one new lap and point both hints there. Cells keep their jobs; the caller publishes them."""
     cdef uint64_t lap = ((load_acquire_u64(refs.tail) & refs.position_mask) >> refs.size_bits) + 2
     cdef uint64_t s, place
-    cdef int tries
+    cdef int _tries
     lap &= (<uint64_t> 1 << refs.lap_bits) - 1
     for s in range(refs.size):
-        for tries in range(64):
+        for _tries in range(64):
             place = load_acquire_u64(&refs.places[s])
             if cas_seq_cst_u64(&refs.places[s], place, ref_empty(refs, lap)):
                 break

@@ -92,8 +92,8 @@ cdef inline Code ring_publish_found(Ring *ring, uint64_t version, uint64_t index
     """
     cdef Code code
     cdef Ref ref
-    cdef uint64_t n
-    for n in range(ring.cells.count + 1):
+    cdef uint64_t _n
+    for _n in range(ring.cells.count + 1):
         code = refs_publish_due(&ring.refs, &ring.cells, CLAIMABLE, version, index)
         if code != NO_PLACE or ring_take(ring, &ref) != OK:
             return code

@@ -249,8 +249,8 @@ cdef class SharedRing(Mapped):
     @cython.final
     cdef Code push_mending(self, Text *text) except *:
         cdef Code code = ring_push(&self.ring, text.data, text.length)
-        cdef int tries
-        for tries in range(REPAIRS):
+        cdef int _tries
+        for _tries in range(REPAIRS):
             if code != CORRUPT and code != NO_PLACE:
                 break
             self.repair()
@@ -389,8 +389,8 @@ cdef class SharedRing(Mapped):
     @cython.final
     cdef Code take_mending(self, Ref *ref) except *:
         cdef Code code = ring_take(&self.ring, ref)
-        cdef int tries
-        for tries in range(REPAIRS):
+        cdef int _tries
+        for _tries in range(REPAIRS):
             if code != CORRUPT:
                 break
             self.repair()

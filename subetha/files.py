@@ -117,10 +117,14 @@ def create(
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
             raise OSError(
-                error.errno, f"{os.strerror(error.errno)}: {size} bytes are needed; nothing was created", os.fsdecode(path)
+                error.errno,
+                f"{os.strerror(error.errno)}: {size} bytes are needed; nothing was created",
+                os.fsdecode(path),
             ) from error
         if error.errno == errno.EEXIST:
-            raise FileExistsError(errno.EEXIST, "the file exists; open it, or choose another name", os.fsdecode(path)) from None
+            raise FileExistsError(
+                errno.EEXIST, "the file exists; open it, or choose another name", os.fsdecode(path)
+            ) from None
         raise
     finally:
         if temporary is not None:
@@ -166,7 +170,9 @@ def open_mapped(path: Path, kind: Kind, readonly: bool = False) -> tuple[Bytes, 
     try:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
-            raise LayoutMismatch(f"{name}: expected a regular file, found mode {stat.filemode(found.st_mode)}; choose another path")
+            raise LayoutMismatch(
+                f"{name}: expected a regular file, found mode {stat.filemode(found.st_mode)}; choose another path"
+            )
         raw = os.pread(fd, FILE_HEADER.itemsize, 0)
         if len(raw) < FILE_HEADER.itemsize:
             raise LayoutMismatch(

@@ -326,7 +326,7 @@ def _geometry(
         "quota": quota,
     }
     for name, value in asked.items():
-        if isinstance(value, bool) or not (isinstance(value, int) or (value is None and name == "quota")):
+        if type(value) is not int and not (value is None and name == "quota"):
             raise TypeError(f"{name}: expected an int, found {type(value).__name__}")
     numbers = {
         "job_bytes": job_bytes,
@@ -389,7 +389,9 @@ def _complete(path: files.Path) -> None:
     pool = os.path.join(directory, b"pool")
     if not os.path.exists(pool):
         raise FileNotFoundError(
-            errno.ENOENT, "no queue here (it has no file 'pool'); create it with JobQueue.create", os.fsdecode(directory)
+            errno.ENOENT,
+            "no queue here (it has no file 'pool'); create it with JobQueue.create",
+            os.fsdecode(directory),
         )
     if not missing:
         return

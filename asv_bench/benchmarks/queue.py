@@ -134,7 +134,12 @@ class SchedulerOverRings:
         registry = PassRegistry()
         registry.register(ECHO, bytes)
         self.scheduler = BackgroundScheduler.start(
-            self.folder.file("submit"), self.folder.file("result"), self.folder.file("table"), 1024, 8, registry=registry
+            self.folder.file("submit"),
+            self.folder.file("result"),
+            self.folder.file("table"),
+            1024,
+            8,
+            registry=registry,
         )
 
     def teardown(self):

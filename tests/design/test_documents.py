@@ -37,7 +37,11 @@ def test_the_page_on_memory_ordering_lists_the_labels_of_the_code():
 
 
 def test_no_atomic_builtin_stands_outside_the_header_of_atomics():
-    users = [f.name for f in TREE.glob("subetha/**/*") if f.suffix in {".pyx", ".pxd", ".pxi", ".h"} and "__atomic_" in f.read_text()]
+    users = [
+        f.name
+        for f in TREE.glob("subetha/**/*")
+        if f.suffix in {".pyx", ".pxd", ".pxi", ".h"} and "__atomic_" in f.read_text()
+    ]
     assert users == ["atomics.h"]
 
 
@@ -48,7 +52,7 @@ def test_no_atomic_builtin_stands_outside_the_header_of_atomics():
 def test_the_page_on_memory_layout_has_the_offsets_of_layout_py(name):
     page = (PAGES / "memory-layout.md").read_text()
     section = page.split(f"\n## {name}\n")[1].split("\n## ")[0]
-    rows = dict((field, int(offset)) for offset, field in re.findall(r"^\| (\d+) \| `(\w+)` \|", section, re.M))
+    rows = {field: int(offset) for offset, field in re.findall(r"^\| (\d+) \| `(\w+)` \|", section, re.M)}
     kind = getattr(layout, name)
     assert f"\n{kind.itemsize} bytes.\n" in section
     assert rows == {field: kind.fields[field][1] for field in kind.names}

@@ -609,3 +609,25 @@ def test_a_damaged_job_comes_back_as_an_error_or_ends_and_holds_up_nobody(make, 
             # a length that can be true is believed
             assert seen[bad] in (b"answer", b"r" * 300, b"rr") or "damaged" in str(seen[bad]), value
         run_a_job(client)
+
+
+@pytest.mark.parametrize("side", ["job", "result"])
+def test_a_job_that_names_another_jobs_block_is_damaged_and_never_reads_or_frees_that(make, files_of, side):
+    client, worker = make(**SMALL), make.open()
+    cells = files_of(client.path).cells
+    ids = [client.submit(Pass(1, b"%d" % n * 5000)) for n in range(2)]
+    field = f"{side}_block"
+    if side == "result":
+        for n in range(2):
+            worker.claim(WAIT_S).reply(encode_result(0, b"%d" % n * 5000))
+    bad, other = (int(np.flatnonzero(cells["job_id"] == job_id)[0]) for job_id in ids)
+    cells[field][bad] = cells[field][other]
+    if side == "job":
+        claim = worker.claim(WAIT_S)
+        assert claim.job_id == ids[1], "the damaged one was answered with an error"
+        assert claim.tobytes()[10:] == b"1" * 5000
+        claim.reply(encode_result(0, b"1" * 5000))
+    results = {result.token: result.result for result in client.recv_many(9)}
+    assert "damaged" in str(results[ids[0]])
+    assert results[ids[1]] == b"1" * 5000
+    assert client.stats().free == 16
