@@ -676,15 +676,15 @@ def test_a_transport_without_the_least_calls_is_refused(end, place):
 # --- the collector --------------------------------------------------------------------------------------------------
 
 
-def collected(*results):
+def collected(*results, **options):
     transport = DequeTransport()
     for token, result in enumerate(results, start=1):
-        transport.try_push(result if type(result) is tuple else encode_result(token, result))
-    return ResultCollector(transport), transport
+        transport.try_push(encode_result(token, result))
+    return ResultCollector(transport, **options), transport
 
 
-def test_try_recv_gives_results_in_order_and_then_raises_empty():
-    collector, _ = collected(b"one", ExecutionError("ValueError: two"))
+def test_try_recv_gives_results_in_order_and_then_raises_empty_without_waiting():
+    collector, _ = collected(b"one", ExecutionError("ValueError: two"), sleep=lambda seconds: pytest.fail("it waits"))
     first, second = collector.try_recv(), collector.try_recv()
     assert (first.token, first.result) == (1, b"one")
     assert (second.token, type(second.result)) == (2, ExecutionError)

@@ -9,6 +9,7 @@ import pytest
 
 from subetha._core import SharedRing
 from subetha.errors import Empty, Full, PayloadTooLarge, UnsupportedTransportFamily
+from subetha.jobqueue import JobQueue
 from subetha.pass_registry import Pass
 from subetha.transport import (
     AdaptedTransport,
@@ -130,7 +131,13 @@ def claiming_deque(folder, capacity):
     yield adapt(ClaimingDequeTransport(capacity))
 
 
-TRANSPORTS = [ring, plain_deque, claiming_deque]
+@contextmanager
+def queue(folder, capacity):
+    with JobQueue.create(folder / "queue", 16, arena_bytes=2**16, quota=capacity) as made:
+        yield adapt(made.submit_side)
+
+
+TRANSPORTS = [ring, queue, plain_deque, claiming_deque]
 CAPACITY = 4
 
 
