@@ -243,14 +243,30 @@ cdef inline Code queue_take(Queue *q, Ref *ref) noexcept nogil:
             return OK
 
 
-cdef inline Code queue_publish_back(Queue *q, uint32_t level, uint64_t version, uint64_t index) noexcept nogil:
-    """Into back[level]; where stale references behind an old job fill that ring, the old one goes behind them.
+cdef inline bint queue_take_back(Queue *q, uint32_t level, Ref *ref) noexcept nogil:
+    """Claim the oldest of back[level] and put it back unpublished: two ordinary steps. `ref.word` is its word then."""
+    cdef uint64_t taken, retry
+    if refs_peek(&q.back[level], &q.cells, CLAIMABLE, ref) != OK:
+        return False
+    taken = word_pack(word_version(ref.word), TAKEN, q.owner)
+    if not cas_acq_rel_u64(cell_word(&q.cells, ref.cell), ref.word, taken):
+        return False
+    refs_pass(&q.back[level], ref)
+    block_relink(&q.arena, load_relaxed_u64(&job_cell(q, ref.cell).job_block), ref.cell, word_version(taken))
+    retry = word_pack(word_version(taken) + 1, RETRY, q.owner)
+    ref.word = retry
+    # C6: pairs with R3
+    return cas_seq_cst_u64(cell_word(&q.cells, ref.cell), taken, retry)
 
-    Live references fill at most half of the places, so after so many steps a stale place is met.
+
+cdef inline Code queue_press_back(Queue *q, uint32_t level, uint64_t version, uint64_t index) noexcept nogil:
+    """Publish in back[level], and what is taken out for that behind it.
+
+    Each one taken out frees a place; only others who publish at the same time can fill it first, hence the few spare ones.
     """
     cdef Code code
     cdef Ref ref
-    cdef uint64_t taken, retry, _n
+    cdef uint64_t _n
     cdef uint64_t versions[16]
     cdef uint64_t indexes[16]
     cdef int top = 0
@@ -264,19 +280,35 @@ cdef inline Code queue_publish_back(Queue *q, uint32_t level, uint64_t version, 
             top -= 1
         elif code != NO_PLACE:
             return code
-        elif top < 15 and refs_peek(&q.back[level], &q.cells, CLAIMABLE, &ref) == OK:
-            # a claim and a release of the oldest
-            taken = word_pack(word_version(ref.word), TAKEN, q.owner)
-            if cas_acq_rel_u64(cell_word(&q.cells, ref.cell), ref.word, taken):
-                refs_pass(&q.back[level], &ref)
-                block_relink(&q.arena, load_relaxed_u64(&job_cell(q, ref.cell).job_block), ref.cell, word_version(taken))
-                retry = word_pack(word_version(taken) + 1, RETRY, q.owner)
-                # C6: pairs with R3
-                if cas_seq_cst_u64(cell_word(&q.cells, ref.cell), taken, retry):
-                    top += 1
-                    versions[top] = word_version(retry)
-                    indexes[top] = ref.cell
+        elif top < 15 and queue_take_back(q, level, &ref):
+            top += 1
+            versions[top] = word_version(ref.word)
+            indexes[top] = ref.cell
     return NO_PLACE
+
+
+cdef inline Code queue_publish_back(Queue *q, uint32_t level, uint64_t version, uint64_t index) noexcept nogil:
+    """Into back[level]. Where stale references behind old jobs fill that ring, the old ones go round once, in order."""
+    cdef Ref ref
+    cdef uint64_t n
+    cdef uint64_t first_cell = 0
+    cdef uint64_t first_word = 0
+    cdef Code code = refs_publish(&q.back[level], &q.cells, CLAIMABLE, version, index)
+    if code != NO_PLACE:
+        return code
+    for n in range(q.cells.count):
+        if n and refs_peek(&q.back[level], &q.cells, CLAIMABLE, &ref) == OK and (
+            ref.cell == first_cell and ref.word == first_word
+        ):
+            break
+        if queue_take_back(q, level, &ref):
+            if first_word == 0:
+                first_cell = ref.cell
+                first_word = ref.word
+            code = queue_press_back(q, level, word_version(ref.word), ref.cell)
+            if code != OK:
+                return code
+    return queue_press_back(q, level, version, index)
 
 
 cdef inline Code queue_put_back(Queue *q, uint64_t index, uint64_t word) noexcept nogil:
