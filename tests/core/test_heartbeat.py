@@ -309,16 +309,36 @@ class TestSlots:
         table.tick_global_epoch()
         assert table.snapshot(first).last_seen_epoch == 3
 
-    def test_ticks_from_many_threads_are_all_counted_and_all_different(self, path, table, in_threads):
-        with HeartbeatTable.open(path) as other:
-            ticks = in_threads(
-                *(
-                    lambda handle=handle: [handle.tick_global_epoch() for _ in range(500)]
-                    for handle in [table, other] * 3
-                )
-            )
-        assert sorted(tick for some in ticks for tick in some) == list(range(1, 3001))
-        assert table.global_epoch == 3000
+    def test_ticks_and_marks_of_many_processes_do_not_undo_each_other(self, run_script, path):
+        out = run_script(
+            """
+            count = 600_000
+            table = HeartbeatTable.create(sys.argv[1], 4)
+            slot = table.register(os.getpid())
+            gate, opened = os.pipe()
+            pids = []
+            for bit in range(2):
+                pid = os.fork()
+                if pid == 0:
+                    os.close(opened)
+                    os.read(gate, 1)
+                    np.save(f"{sys.argv[1]}.{bit}.npy", [table.tick_global_epoch() for _ in range(count)])
+                    for _ in range(count // 10):
+                        table.clear_in_flight(slot, bit)
+                        table.mark_in_flight(slot, bit)
+                        table.add_completed(slot)
+                        assert table.snapshot(slot).in_flight_bitmap >> bit & 1
+                    os._exit(0)
+                pids.append(pid)
+            os.close(opened)
+            say([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids])
+            ticks = np.concatenate([np.load(f"{sys.argv[1]}.{bit}.npy") for bit in range(2)])
+            say(table.global_epoch == 2 * count, np.array_equal(np.sort(ticks), np.arange(1, 2 * count + 1)))
+            say(table.completed(slot) == count // 5, table.snapshot(slot).in_flight_bitmap)
+            """,
+            path,
+        )
+        assert out.splitlines() == ["[0, 0]", "True True", "True 3"]
 
     def test_each_of_64_bits_is_marked_and_cleared_by_itself(self, table):
         slot, neighbour = table.register(ME), table.register(ME)
@@ -355,22 +375,6 @@ class TestSlots:
         with pytest.raises(TypeError, match="cell"):
             table.mark_in_flight(slot, 0, "1")
         assert table.snapshot(slot).in_flight_bitmap == 2
-
-    def test_marks_from_many_threads_do_not_undo_each_other(self, table, in_threads):
-        slot = table.register(ME)
-
-        def work(first):
-            for _ in range(300):
-                for bit in range(first, 64, 8):
-                    table.mark_in_flight(slot, bit, bit)
-                    table.clear_in_flight(slot, bit)
-            for bit in range(first, 64, 8):
-                table.mark_in_flight(slot, bit, bit)
-                table.add_completed(slot)
-
-        in_threads(*(lambda first=first: work(first) for first in range(8)))
-        assert table.snapshot(slot).in_flight_bitmap == 2**64 - 1
-        assert table.completed(slot) == 64
 
     def test_completed_jobs_are_counted_slot_by_slot(self, path, table):
         slot, other = table.register(ME), table.register(ME)
@@ -584,50 +588,47 @@ class TestLife:
         assert list(table) == []
         assert table.snapshot(2).pid == ME
 
-    def test_a_snapshot_is_of_one_registration_while_another_process_comes_and_goes(self, script, path):
+    def test_a_snapshot_is_of_one_registration_while_the_slot_changes_hands(self, script, path):
         with HeartbeatTable.create(path, 1) as table:
+            # Written by hand, in the order of a registration: register() takes too long between two incarnations.
             child = script(
                 """
-                table = HeartbeatTable.open(sys.argv[1])
+                record = TableFile(sys.argv[1]).records[0:1]
+                status, pid, role = record["status"], record["pid"], record["role"]
+                epoch, bitmap = record["last_seen_epoch"], record["in_flight_bitmap"]
                 say("comes and goes")
                 for n in range(1, 2**31):
-                    slot = table.register(n, Role(1 + n % 2))
-                    table.mark_in_flight(slot, n % 64)
-                    table.unregister(slot)
+                    status[0] = n << 8
+                    pid[0] = n
+                    role[0] = 1 + n % 2
+                    epoch[0] = n
+                    bitmap[0] = n * n
+                    status[0] = n + 1 << 8 | 1
                 """,
                 path,
             )
             child.heard("comes and goes")
             pids, nobody = set(), 0
             deadline = time.monotonic() + WAIT_S
-            while (len(pids) < 200 or not nobody) and time.monotonic() < deadline:
-                for _ in range(100):
+            while (len(pids) < 3000 or not nobody) and time.monotonic() < deadline:
+                for _ in range(1000):
                     seen = table.snapshot(0)
                     if seen is None:
                         nobody += 1
                         continue
-                    assert seen.role == 1 + seen.pid % 2, seen
-                    assert seen.in_flight_bitmap in (0, 1 << seen.pid % 64), seen
-                    pids.add(seen.pid)
+                    n = seen.pid
+                    assert seen == (n, n, n * n, 1 + n % 2)
+                    pids.add(n)
             assert len(pids) > 1
             assert nobody
 
-    def test_a_snapshot_of_a_record_that_never_stands_still_ends_all_the_same(self, script, path, table):
-        slot = table.register(ME)
-        child = script(
-            """
-            status = TableFile(sys.argv[1]).records["status"]
-            say("writes")
-            while True:
-                for incarnation in range(1, 1000):
-                    status[0] = incarnation << 8 | 1
-            """,
-            path,
-        )
-        child.heard("writes")
-        for _ in range(20_000):
-            seen = table.snapshot(slot)
-            assert seen is None or seen.pid == ME
+    def test_a_snapshot_does_not_wait_for_a_writer_that_died_half_way(self, path, table):
+        raw = TableFile(path)
+        raw.records["pid"], raw.records["role"] = 77, 1
+        for state in (SlotState.FREE, SlotState.DYING, 3, 255):
+            raw.records["status"] = 9 << 8 | state
+            assert [table.snapshot(slot) for slot in range(4)] == [None] * 4
+            assert list(table) == []
 
     def test_random_bytes_in_records_give_errors_and_no_crash(self, run_script, path):
         run_script(
