@@ -584,32 +584,31 @@ def test_a_forked_child_is_a_participant_of_its_own_and_cannot_end_its_parents_c
     queue_is_empty_and_whole(queue.path)
 
 
-@pytest.mark.parametrize("joined", [True, False], ids=["after taking part", "untouched"])
-@pytest.mark.parametrize(
-    "end", ["queue.close()", "del queue; gc.collect()", "pass", "os._exit(0)", "os.kill(os.getpid(), 9)"]
-)
-def test_the_end_of_a_child_leaves_the_parents_claims_results_and_slot_alone(make, run_script, joined, end):
+def test_the_end_of_a_child_leaves_the_parents_claims_results_and_slot_alone(make, run_script):
     queue = make()
     queue.close()
     run_script(
-        f"""
-        queue = JobQueue.open(sys.argv[1])
-        done, running, waiting = (queue.submit(Pass(1, b"%d" % n)) for n in range(3))
-        queue.claim(20).reply(encode_result(0, b"done"))
-        claim = queue.claim(20)
-        pid = os.fork()
-        if pid == 0:
-            if {joined}:
-                queue.submit(Pass(1, b"child's"), priority=2)
-            {end}
-            sys.exit()
-        os.waitpid(pid, 0)
-        assert queue.heartbeat.is_alive(queue.slot)
-        assert queue.stats().running == 1
-        assert queue.stats().participants == 1
-        claim.reply(encode_result(0, b"running"))
-        queue.claim(20).reply(encode_result(0, b"waiting"))
-        assert [result.token for result in queue.recv_many(9)] == [done, running, waiting]
+        """
+        ends = ["queue.close()", "del queue; gc.collect()", "pass", "os._exit(0)", "os.kill(os.getpid(), 9)"]
+        for takes_part, end in [(takes_part, end) for end in ends for takes_part in (True, False)]:
+            queue = JobQueue.open(sys.argv[1])
+            done, running, waiting = (queue.submit(Pass(1, b"%d" % n)) for n in range(3))
+            queue.claim(20).reply(encode_result(0, b"done"))
+            claim = queue.claim(20)
+            pid = os.fork()
+            if pid == 0:
+                if takes_part:
+                    queue.cancel(queue.submit(Pass(1, b"child's"), priority=2))
+                exec(end)
+                sys.exit()
+            os.waitpid(pid, 0)
+            assert queue.heartbeat.is_alive(queue.slot), end
+            assert queue.stats().running == 1, end
+            assert queue.stats().participants == 1, end
+            claim.reply(encode_result(0, b"running"))
+            queue.claim(20).reply(encode_result(0, b"waiting"))
+            assert [result.token for result in queue.recv_many(9)] == [done, running, waiting], end
+            queue.close()
         """,
         queue.path,
     )

@@ -267,19 +267,21 @@ def test_a_directory_that_is_there_becomes_a_queue_and_keeps_what_lies_in_it(pat
 # --- many at once, and deaths ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("there", [False, True], ids=["no directory yet", "empty directory"])
-def test_32_processes_start_at_once_where_nothing_is_and_each_gets_its_own_results_once(path, run_script, there):
+@pytest.mark.parametrize(("there", "processes"), [(True, 32), (False, 12)], ids=["empty directory", "no directory yet"])
+def test_many_processes_start_at_once_where_nothing_is_and_each_gets_its_own_results_once(
+    path, run_script, there, processes
+):
     if there:
         os.mkdir(path)
     run_script(
         """
-        path, jobs = sys.argv[1], 5
+        path, processes, jobs = sys.argv[1], int(sys.argv[2]), 5
 
         def work():
             gate.wait()
             with JobQueue.open_or_create(path, 256, participants=40, arena_bytes=2**24, quota=8) as queue:
                 mine = {queue.submit(Pass(0, b"own %d" % n)): b"own %d" % n for n in range(jobs)}
-                for _ in range(32 * jobs):
+                for _ in range(processes * jobs):
                     claim = queue.claim(50)
                     claim.started()
                     _, pass_ = decode_submit(claim.payload)
@@ -302,11 +304,12 @@ def test_32_processes_start_at_once_where_nothing_is_and_each_gets_its_own_resul
                 assert queue.recv_many(9) == []
 
         gate = Gate()
-        pids = [fork(work)] + [fork(submit, number) for number in range(1, 32)]
+        pids = [fork(work)] + [fork(submit, number) for number in range(1, processes)]
         gate.open()
         wait_for(pids)
         """,
         path,
+        processes,
     )
     assert sorted(os.listdir(path)) == PARTS
     with JobQueue.open(path) as queue:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from subetha._core import encode_result
-from subetha.errors import Empty, LayoutMismatch, SubethaError
+from subetha.errors import Empty, LayoutMismatch, SubethaError, TransportError
 from subetha.jobqueue import JobQueue
-from subetha.layout import FILE_HEADER, LINE, PARTICIPANT, QUEUE_GEOMETRY, Kind
+from subetha.layout import FILE_HEADER, LINE, PARTICIPANT, QUEUE_GEOMETRY, CellState, Kind
 from subetha.pass_registry import Pass
 
 WAIT_S = 30
@@ -372,7 +372,7 @@ assert "Empty" in met
 """,
         path,
         json.dumps(regions),
-        json.dumps([0, 150 if what == "everything" else 60]),
+        json.dumps([0, 100 if what == "everything" else 40]),
         seconds=50,
     )
 
@@ -583,6 +583,36 @@ def test_the_jobs_whose_own_cells_were_not_hit_come_through(make, files_of, what
             lines, places = files.ring(name)
             places[:] = 0
             lines.view("u1")[:] = 0
+
+
+def test_repair_undoes_words_that_nobody_can_move_on(make, files_of):
+    """Unknown states, and states of owners that no participant can be; those of possible owners are left alone."""
+    client, worker = make(64, quota=60, **SMALL), make.open()
+    cells = files_of(client.path).cells
+    ids = [client.submit(Pass(1, b"%d" % n)) for n in range(20)]
+    claims = [worker.claim(WAIT_S) for _ in range(20)]
+    words = {job_id: int(cells["word"][cells["job_id"] == job_id][0]) for job_id in ids}
+    owned = (CellState.WRITING, CellState.COLLECTED, CellState.FENCED)
+    nobodys = [
+        *((state, owner) for state in owned for owner in (0, 17, 65_535)),
+        *((state, 1) for state in range(11, 16)),
+    ]
+    changed = dict(zip(ids, [*nobodys, (CellState.TAKEN, 0), (CellState.TAKEN, 65_535)], strict=False))
+    for job_id, (state, owner) in changed.items():
+        cells["word"][cells["job_id"] == job_id] = words[job_id] >> 20 << 20 | int(state) << 16 | owner
+    kept = [job_id for job_id in ids if job_id not in changed]
+    assert worker.repair() == 2
+    assert client.stats().states == {"FREE": 44 + len(nobodys), "RETRY": 2, "TAKEN": len(kept)}
+    again = [worker.claim(WAIT_S) for _ in range(2)]
+    assert sorted(claim.job_id for claim in again) == list(changed)[-2:]
+    for claim in [*again, *(claim for claim in claims if claim.job_id in kept)]:
+        claim.reply(encode_result(0, b"r"))
+    for claim in claims:
+        if claim.job_id in changed:
+            with pytest.raises(TransportError, match="taken away"):
+                claim.ack()
+    assert sorted(result.token for result in client.recv_many(99)) == sorted([*kept, *list(changed)[-2:]])
+    assert client.stats().free == 64
 
 
 @pytest.mark.parametrize("field", ["job_length", "job_block", "result_length", "result_block", "priority", "job_id"])

@@ -407,8 +407,8 @@ class QueueAgainstModel(RuleBasedStateMachine):
 
 TestQueueAgainstModel = QueueAgainstModel.TestCase
 TestQueueAgainstModel.settings = settings(
-    max_examples=30,
-    stateful_step_count=60,
+    max_examples=20,
+    stateful_step_count=50,
     deadline=None,
     derandomize=True,
     database=None,
