@@ -664,6 +664,7 @@ cdef class RingClaim(Claim):
         ------
         UnsupportedTransportFamily
         """
+        self.check()
         raise errors.UnsupportedTransportFamily(
             f"{self.holder.file_path}: a ring has no side for results; push the reply into another ring, then ack()"
         )
