@@ -95,9 +95,13 @@ cdef class Mapped:
     cdef inline int enter(self) except -1:
         self.count_in()
         if private_get(&self.is_closed):
-            self.leave()
-            raise ValueError(f"{self.file_path}: this handle is closed")
+            self.refuse_closed()
         return 0
+
+    @cython.final
+    cdef int refuse_closed(self) except -1:
+        self.leave()
+        raise ValueError(f"{self.file_path}: this handle is closed")
 
     @cython.final
     cdef inline int leave(self) except -1:

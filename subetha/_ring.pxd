@@ -28,11 +28,15 @@ ctypedef struct Refs:
     uint32_t *due           # not 0: somebody has emptied the places, and may have died before all was published again
     uint64_t *places
     uint64_t size           # places, a power of two
+    uint64_t size_mask
+    uint64_t position_mask  # positions wrap where laps do
+    uint64_t cell_mask      # the fields of a place's word
+    uint64_t version_mask   # before its shift
+    uint64_t full_bit
     uint32_t size_bits
     uint32_t cell_bits
-    uint32_t version_bits
     uint32_t lap_bits
-    uint64_t position_mask  # positions wrap where laps do
+    uint32_t lap_shift
 
 ctypedef struct Ref:
     uint64_t position
@@ -42,47 +46,43 @@ ctypedef struct Ref:
 
 
 cdef inline void refs_init(Refs *refs, RingLines *lines, uint64_t *places, uint32_t cell_bits) noexcept nogil:
-    cdef uint32_t rest = 63 - cell_bits
+    cdef uint32_t lap_bits = (63 - cell_bits) // 2
+    cdef uint32_t version_bits = 63 - cell_bits - lap_bits
     refs.tail = &lines.tail
     refs.head = &lines.head
     refs.due = &lines.due
     refs.places = places
     refs.cell_bits = cell_bits
     refs.size_bits = cell_bits + 1
+    refs.lap_bits = lap_bits
+    refs.lap_shift = 64 - lap_bits
     refs.size = <uint64_t> 1 << refs.size_bits
-    refs.lap_bits = rest // 2
-    refs.version_bits = rest - refs.lap_bits
-    refs.position_mask = (<uint64_t> 1 << (refs.lap_bits + refs.size_bits)) - 1
+    refs.size_mask = refs.size - 1
+    refs.position_mask = (<uint64_t> 1 << (lap_bits + refs.size_bits)) - 1
+    refs.cell_mask = (<uint64_t> 1 << cell_bits) - 1
+    refs.version_mask = (<uint64_t> 1 << version_bits) - 1
+    refs.full_bit = <uint64_t> 1 << (refs.lap_shift - 1)
 
 
 cdef inline uint64_t ref_lap(Refs *refs, uint64_t place) noexcept nogil:
-    return place >> (1 + refs.version_bits + refs.cell_bits)
+    return place >> refs.lap_shift
 
 
 cdef inline bint ref_full(Refs *refs, uint64_t place) noexcept nogil:
-    return (place >> (refs.version_bits + refs.cell_bits)) & 1
+    return place & refs.full_bit != 0
 
 
 cdef inline uint64_t ref_cell(Refs *refs, uint64_t place) noexcept nogil:
-    return place & ((<uint64_t> 1 << refs.cell_bits) - 1)
+    return place & refs.cell_mask
 
 
 cdef inline bint ref_version_is(Refs *refs, uint64_t place, uint64_t version) noexcept nogil:
-    return ((place >> refs.cell_bits) ^ version) & ((<uint64_t> 1 << refs.version_bits) - 1) == 0
+    return ((place >> refs.cell_bits) ^ version) & refs.version_mask == 0
 
 
 cdef inline uint64_t ref_empty(Refs *refs, uint64_t lap) noexcept nogil:
     # the shift drops what is above lap_bits: laps wrap
-    return lap << (1 + refs.version_bits + refs.cell_bits)
-
-
-cdef inline uint64_t ref_pack(Refs *refs, uint64_t lap, uint64_t version, uint64_t cell) noexcept nogil:
-    return (
-        ref_empty(refs, lap)
-        | <uint64_t> 1 << (refs.version_bits + refs.cell_bits)
-        | (version & ((<uint64_t> 1 << refs.version_bits) - 1)) << refs.cell_bits
-        | cell
-    )
+    return lap << refs.lap_shift
 
 
 cdef inline int64_t signed_difference(uint64_t a, uint64_t b, uint32_t bits) noexcept nogil:
@@ -113,7 +113,7 @@ cdef inline void refs_free_place(Refs *refs, uint64_t position, uint64_t place) 
     """(lap, full) -> (lap+1, empty), if nobody has done so."""
     # R4: pairs with R2
     cas_acq_rel_u64(
-        &refs.places[position & (refs.size - 1)], place, ref_empty(refs, ref_lap(refs, place) + 1)
+        &refs.places[position & refs.size_mask], place, ref_empty(refs, ref_lap(refs, place) + 1)
     )
 
 
@@ -168,32 +168,30 @@ cdef inline Code refs_publish_due(Refs *refs, Cells *cells, uint32_t states, uin
     OK also when the same reference lies there already. NO_PLACE: a live reference from the lap before is in the way.
     CORRUPT: places and hints contradict each other after the hints were looked for.
     """
-    cdef uint64_t position, place
+    cdef uint64_t position, place, empty
     cdef int64_t lead
+    cdef uint64_t full = refs.full_bit | (version & refs.version_mask) << refs.cell_bits | cell
     cdef bint rebuilt = False
     cdef uint64_t tries = 0
     while tries < 4 * refs.size + 64:
         tries += 1
         # R1: pairs with R5
         position = load_acquire_u64(refs.tail) & refs.position_mask
+        empty = ref_empty(refs, position >> refs.size_bits)
         # R2: pairs with R4 and R6
-        place = load_acquire_u64(&refs.places[position & (refs.size - 1)])
-        lead = lap_difference(refs, place, position)
-        if lead == 0 and not ref_full(refs, place):
+        place = load_acquire_u64(&refs.places[position & refs.size_mask])
+        if place ^ empty < refs.full_bit:
+            # the same lap, and not full
             # R6: pairs with R2; seq_cst, since a look at the waiters' word follows (W1)
-            if cas_seq_cst_u64(
-                &refs.places[position & (refs.size - 1)],
-                place,
-                ref_pack(refs, position >> refs.size_bits, version, cell),
-            ):
+            if cas_seq_cst_u64(&refs.places[position & refs.size_mask], place, empty | full):
                 refs_advance_hint(refs, refs.tail, position)
                 return OK
-        elif lead == 0:
-            if place == ref_pack(refs, position >> refs.size_bits, version, cell):
-                refs_advance_hint(refs, refs.tail, position)
-                return OK
+            continue
+        if place == empty | full:
             refs_advance_hint(refs, refs.tail, position)
-        elif lead == 1:
+            return OK
+        lead = lap_difference(refs, place, position)
+        if (lead == 0 and ref_full(refs, place)) or lead == 1:
             refs_advance_hint(refs, refs.tail, position)
         elif lead == -1 and ref_full(refs, place) and not ref_is_live(refs, cells, states, place):
             refs_free_place(refs, position, place)
@@ -236,9 +234,9 @@ cdef inline Code refs_peek(Refs *refs, Cells *cells, uint32_t states, Ref *out) 
         # R1: pairs with R5
         position = load_acquire_u64(refs.head) & refs.position_mask
         # R2: pairs with R4 and R6; seq_cst, since a waiter has set its bit before (W2)
-        place = load_seq_cst_u64(&refs.places[position & (refs.size - 1)])
-        lead = lap_difference(refs, place, position)
-        if lead == 0 and ref_full(refs, place):
+        place = load_seq_cst_u64(&refs.places[position & refs.size_mask])
+        if (place ^ ref_empty(refs, position >> refs.size_bits)) >> (refs.lap_shift - 1) == 1:
+            # the same lap, and full
             if ref_cell(refs, place) < cells.count:
                 # R3: pairs with C5, C6 and C8
                 word = load_acquire_u64(cell_word(cells, ref_cell(refs, place)))
@@ -251,6 +249,7 @@ cdef inline Code refs_peek(Refs *refs, Cells *cells, uint32_t states, Ref *out) 
             refs_free_place(refs, position, place)
             refs_advance_hint(refs, refs.head, position)
             continue
+        lead = lap_difference(refs, place, position)
         if lead == 1:
             refs_advance_hint(refs, refs.head, position)
             continue

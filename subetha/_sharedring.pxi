@@ -247,21 +247,28 @@ cdef class SharedRing(Mapped):
         return 0
 
     @cython.final
-    cdef Code push_mending(self, Text *text) except *:
+    cdef inline Code push_mending(self, Text *text) except? LOST:
         cdef Code code = ring_push(&self.ring, text.data, text.length)
+        if code == CORRUPT or code == NO_PLACE:
+            return self.push_after_repair(text)
+        return code
+
+    @cython.final
+    cdef Code push_after_repair(self, Text *text) except? LOST:
+        cdef Code code = CORRUPT
         cdef int _tries
         for _tries in range(REPAIRS):
-            if code != CORRUPT and code != NO_PLACE:
-                break
             self.repair()
             code = ring_push(&self.ring, text.data, text.length)
+            if code != CORRUPT and code != NO_PLACE:
+                break
         return code
 
     @cython.final
     cdef str full_text(self):
         return f"all {self.ring.cells.count} cells hold a message that waits or is claimed"
 
-    def try_push(self, payload):
+    def try_push(self, payload, /):
         """Append one message.
 
         Parameters
@@ -387,14 +394,19 @@ cdef class SharedRing(Mapped):
     # ---- pop and claim ----
 
     @cython.final
-    cdef Code take_mending(self, Ref *ref) except *:
+    cdef inline Code take_mending(self, Ref *ref) except? LOST:
         cdef Code code = ring_take(&self.ring, ref)
+        return code if code != CORRUPT else self.take_after_repair(ref)
+
+    @cython.final
+    cdef Code take_after_repair(self, Ref *ref) except? LOST:
+        cdef Code code = CORRUPT
         cdef int _tries
         for _tries in range(REPAIRS):
-            if code != CORRUPT:
-                break
             self.repair()
             code = ring_take(&self.ring, ref)
+            if code != CORRUPT:
+                break
         return code
 
     @cython.final

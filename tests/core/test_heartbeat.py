@@ -747,7 +747,7 @@ class TestTimer:
                             status = dict(line.split(":", 1) for line in lines)
                         if status["Name"].strip() == "subetha-timer":
                             found.append(int(status["SigBlk"], 16))
-                    except FileNotFoundError:
+                    except (FileNotFoundError, ProcessLookupError):  # it ended before the open, or before the read
                         continue
                 return found
 
