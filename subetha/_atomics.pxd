@@ -23,6 +23,8 @@ cdef extern from "atomics.h" nogil:
     uint32_t fetch_add_seq_cst_u32(uint32_t *p, uint32_t v)
     uint32_t fetch_or_seq_cst_u32(uint32_t *p, uint32_t v)
     void fence_after_rmw()
+    void fence_seq_cst()
+    void prefetch_write(const void *p)
     void cpu_pause()
     int64_t private_add(int64_t *p, int64_t v)
     int64_t private_swap(int64_t *p, int64_t v)

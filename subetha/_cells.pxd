@@ -18,7 +18,8 @@ The version goes up when a cell is freed and at every put-back, so a reference t
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from subetha._atomics cimport (
-    cas_acq_rel_u64, cas_seq_cst_u64, load_acquire_u64, load_relaxed_u64, store_release_u64, store_relaxed_u64,
+    cas_acq_rel_u64, cas_seq_cst_u64, load_acquire_u64, load_relaxed_u64, prefetch_write, store_release_u64,
+    store_relaxed_u64,
 )
 from subetha._layout cimport FREE, FULL, OK, WRITING, CellState, Code
 
@@ -93,6 +94,12 @@ cdef inline Code cells_acquire(
             i = first
         n -= 1
     return FULL
+
+
+cdef inline void cell_prefetch(Cells *cells, uint64_t index) noexcept nogil:
+    """Ask for the first two lines of a cell that is to be written soon."""
+    prefetch_write(cells.base + index % cells.count * cells.stride)
+    prefetch_write(cells.base + index % cells.count * cells.stride + 64)
 
 
 cdef inline void cell_publish(Cells *cells, uint64_t index, uint64_t word, CellState state) noexcept nogil:

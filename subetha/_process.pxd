@@ -7,7 +7,7 @@ a wake that finds nobody asleep takes the bit away, a waiter sets it again befor
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from subetha._atomics cimport (
-    cas_seq_cst_u32, cpu_pause, fence_after_rmw, fetch_or_seq_cst_u32, load_seq_cst_u32, private_get,
+    cas_seq_cst_u32, cpu_pause, fence_after_rmw, fence_seq_cst, fetch_or_seq_cst_u32, load_seq_cst_u32, private_get,
 )
 from subetha._layout cimport CLOSED, EMPTY, FULL, OK, SIGNAL, TIMEOUT, WAITERS_BIT, WAKE_STEP, Code
 
@@ -64,6 +64,14 @@ cdef inline void wake_one(uint32_t *word) noexcept nogil:
     fence_after_rmw()
     if load_seq_cst_u32(word) & WAITERS_BIT:
         wake_some(word, 1)
+
+
+cdef inline void wake_many(uint32_t *word, int n) noexcept nogil:
+    """Called after plain stores that made `n` things available."""
+    fence_seq_cst()
+    # W1: pairs with W2, as in wake_one
+    if load_seq_cst_u32(word) & WAITERS_BIT:
+        wake_some(word, n)
 
 
 cdef inline bint is_time_to_look(int64_t *looked_ns) noexcept nogil:

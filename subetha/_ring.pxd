@@ -18,8 +18,10 @@ Source: the places follow Michael and Scott's tagged slots; laps as in Vyukov's 
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from subetha._atomics cimport cas_acq_rel_u64, cas_seq_cst_u64, load_acquire_u64, load_relaxed_u32, load_seq_cst_u64
-from subetha._cells cimport Cells, cell_word, word_is_one_of, word_version
+from subetha._atomics cimport (
+    cas_acq_rel_u64, cas_seq_cst_u64, load_acquire_u64, load_relaxed_u32, load_relaxed_u64, load_seq_cst_u64,
+)
+from subetha._cells cimport Cells, cell_prefetch, cell_word, word_is_one_of, word_version
 from subetha._layout cimport CORRUPT, EMPTY, NO_PLACE, OK, Code, RingLines
 
 ctypedef struct Refs:
@@ -273,6 +275,25 @@ cdef inline Code refs_peek(Refs *refs, Cells *cells, uint32_t states, Ref *out) 
         if refs_rebuild_hints(refs) != OK:
             return CORRUPT
     return CORRUPT
+
+
+cdef inline bint refs_waits(Refs *refs) noexcept nogil:
+    """A look while spinning: is the place at the head still to be filled? The publishers' own line, the tail, is left alone."""
+    cdef uint64_t position = load_acquire_u64(refs.head) & refs.position_mask
+    cdef uint64_t place = load_acquire_u64(&refs.places[position & refs.size_mask])
+    return place ^ ref_empty(refs, position >> refs.size_bits) < refs.full_bit
+
+
+cdef inline void refs_prefetch(Refs *refs, Cells *cells, int n) noexcept nogil:
+    """Ask for the cells that the next `n` references lead to. Places still to be filled are left to their publishers."""
+    cdef uint64_t position = load_relaxed_u64(refs.head)
+    cdef uint64_t place
+    cdef int i
+    for i in range(n):
+        place = load_relaxed_u64(&refs.places[(position + <uint64_t> i) & refs.size_mask])
+        if not ref_full(refs, place):
+            return
+        cell_prefetch(cells, ref_cell(refs, place))
 
 
 cdef inline void refs_pass(Refs *refs, Ref *ref) noexcept nogil:

@@ -14,10 +14,14 @@ from subetha._atomics cimport cas_acq_rel_u64, cas_seq_cst_u64, load_acquire_u64
 from subetha._cells cimport (
     Cells, cell_free_if, cell_free_owned, cell_publish, cell_word, cells_acquire, word_pack, word_state, word_version,
 )
-from subetha._layout cimport CLAIMABLE, FREE, FULL, LOST, NO_PLACE, OK, READY, RETRY, TAKEN, Code, RingCell, RingLines
+from subetha._layout cimport CLAIMABLE, EMPTY, FREE, FULL, LOST, NO_PLACE, OK, READY, RETRY, TAKEN, Code, RingCell, RingLines
 from subetha._process cimport is_time_to_look, wake_one
 from subetha._rescue cimport refs_look
-from subetha._ring cimport Ref, Refs, refs_pass, refs_peek, refs_publish, refs_publish_due
+from subetha._ring cimport Ref, Refs, refs_pass, refs_peek, refs_publish, refs_publish_due, refs_waits
+
+ctypedef struct Filled:
+    uint64_t cell       # READY once it was filled, and still without a reference
+    uint64_t word       # its word while it was being filled
 
 ctypedef struct Ring:
     Cells cells
@@ -28,25 +32,29 @@ ctypedef struct Ring:
     int64_t looked_ns   # private: when the hints were last looked for in the places
 
 
-cdef inline Code ring_push(Ring *ring, const uint8_t *data, Py_ssize_t length) noexcept nogil:
-    """Claim a FREE cell, write, READY, publish the reference."""
-    cdef uint64_t index, word
+cdef inline Code ring_fill(Ring *ring, const uint8_t *data, Py_ssize_t length, Filled *out) noexcept nogil:
+    """Claim a FREE cell, write, READY. The reference is still to be published."""
     cdef RingCell *cell
-    cdef Code code = cells_acquire(&ring.cells, 0, &ring.hint, ring.owner, &index, &word)
+    cdef Code code = cells_acquire(&ring.cells, 0, &ring.hint, ring.owner, &out.cell, &out.word)
     if code != OK:
         return code
-    cell = <RingCell *> cell_word(&ring.cells, index)
+    cell = <RingCell *> cell_word(&ring.cells, out.cell)
     cell.length = <uint32_t> length
     memcpy(<uint8_t *> cell + sizeof(RingCell), data, length)
-    cell_publish(&ring.cells, index, word, READY)
-    code = refs_publish(&ring.refs, &ring.cells, CLAIMABLE, word_version(word), index)
-    if code != OK:
-        # withdrawn; where that fails somebody has it already, so it was pushed
-        if cell_free_if(&ring.cells, index, word_pack(word_version(word), READY, ring.owner)):
-            wake_one(&ring.lines.space)
-            return code
-    wake_one(&ring.lines.items)
+    cell_publish(&ring.cells, out.cell, out.word, READY)
     return OK
+
+
+cdef inline Code ring_publish(Ring *ring, Filled *filled) noexcept nogil:
+    return refs_publish(&ring.refs, &ring.cells, CLAIMABLE, word_version(filled.word), filled.cell)
+
+
+cdef inline bint ring_withdraw(Ring *ring, Filled *filled) noexcept nogil:
+    """READY -> FREE. False where somebody has it already: then it was pushed."""
+    if cell_free_if(&ring.cells, filled.cell, word_pack(word_version(filled.word), READY, ring.owner)):
+        wake_one(&ring.lines.space)
+        return True
+    return False
 
 
 cdef inline Code ring_take(Ring *ring, Ref *ref) noexcept nogil:
@@ -105,17 +113,22 @@ cdef inline Code ring_publish_found(Ring *ring, uint64_t version, uint64_t index
 cdef inline Code ring_has_items(void *context, bint thorough) noexcept nogil:
     cdef Ring *ring = <Ring *> context
     cdef Ref ref
-    if thorough and is_time_to_look(&ring.looked_ns):
+    if not thorough:
+        if refs_waits(&ring.refs):
+            return EMPTY
+    elif is_time_to_look(&ring.looked_ns):
         refs_look(&ring.refs)
     return refs_peek(&ring.refs, &ring.cells, CLAIMABLE, &ref)
 
 
 cdef inline Code ring_has_space(void *context, bint thorough) noexcept nogil:
-    """While spinning only the cell that comes free next is looked at; before a sleep every one."""
+    """While spinning one cell is looked at, some way ahead; before a sleep every one.
+
+    Cells come free in about the order of the ring, so that one tells of a whole run of free cells: a submitter that went on
+    with the first would move in step with the taker, both at the speed of one cache line.
+    """
     cdef Ring *ring = <Ring *> context
-    cdef uint64_t i = load_relaxed_u64(&ring.hint)
-    if i >= ring.cells.count:
-        i = 0
+    cdef uint64_t i = (load_relaxed_u64(&ring.hint) + ring.cells.count // 8) % ring.cells.count
     if word_state(load_acquire_u64(cell_word(&ring.cells, i))) == FREE:
         return OK
     if thorough:

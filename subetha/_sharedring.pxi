@@ -4,6 +4,7 @@ cdef object RING_CELL_BYTES = layout.RING_CELL.itemsize
 
 cdef enum:
     REPAIRS = 8     # before a call gives up: others may damage or empty the places again
+    BATCH = 32      # messages written (or taken) before the first of them is published (or freed)
 
 
 @cython.no_gc_clear
@@ -247,21 +248,31 @@ cdef class SharedRing(Mapped):
         return 0
 
     @cython.final
-    cdef inline Code push_mending(self, Text *text) except? LOST:
-        cdef Code code = ring_push(&self.ring, text.data, text.length)
-        if code == CORRUPT or code == NO_PLACE:
-            return self.push_after_repair(text)
+    cdef inline Code push_text(self, Text *text) except? LOST:
+        cdef Filled filled
+        cdef Code code = ring_fill(&self.ring, text.data, text.length, &filled)
+        if code != OK:
+            return code
+        code = ring_publish(&self.ring, &filled)
+        if code != OK:
+            code = self.publish_after_repair(&filled)
+        wake_one(&self.ring.lines.items)
         return code
 
     @cython.final
-    cdef Code push_after_repair(self, Text *text) except? LOST:
+    cdef Code publish_after_repair(self, Filled *filled) except? LOST:
+        """Where that does not help the message is withdrawn."""
         cdef Code code = CORRUPT
         cdef int _tries
-        for _tries in range(REPAIRS):
-            self.repair()
-            code = ring_push(&self.ring, text.data, text.length)
-            if code != CORRUPT and code != NO_PLACE:
-                break
+        try:
+            for _tries in range(REPAIRS):
+                self.repair()
+                code = ring_publish(&self.ring, filled)
+                if code == OK:
+                    break
+        finally:
+            if code != OK and not ring_withdraw(&self.ring, filled):
+                code = OK
         return code
 
     @cython.final
@@ -288,7 +299,7 @@ cdef class SharedRing(Mapped):
             try:
                 self.check_payload(&text)
                 self.join()
-                code = self.push_mending(&text)
+                code = self.push_text(&text)
             finally:
                 text_done(&text)
             if code != OK:
@@ -323,14 +334,14 @@ cdef class SharedRing(Mapped):
             try:
                 self.check_payload(&text)
                 self.join()
-                code = self.push_mending(&text)
+                code = self.push_text(&text)
                 while code == FULL:
                     with nogil:
                         code = wait_for(
                             &self.ring.lines.space, ring_has_space, &self.ring, &self.is_closed, deadline, &stage
                         )
                     if code == OK:
-                        code = self.push_mending(&text)
+                        code = self.push_text(&text)
                     elif code == SIGNAL:
                         PyErr_CheckSignals()
                         code = FULL
@@ -362,9 +373,11 @@ cdef class SharedRing(Mapped):
             Nothing went in.
         """
         cdef Text text
-        cdef Code code
-        cdef Py_ssize_t n = 0
-        cdef list items = payloads if type(payloads) is list else list(payloads)
+        cdef Filled filled[BATCH]
+        cdef Py_ssize_t pushed = 0
+        cdef int n, wanted
+        # a list could be changed meanwhile
+        cdef tuple items = tuple(payloads)
         self.enter()
         try:
             for payload in items:
@@ -374,22 +387,63 @@ cdef class SharedRing(Mapped):
                 finally:
                     text_done(&text)
             self.join()
-            for payload in items:
-                text_of(payload, &text)
+            while pushed < len(items):
+                wanted = min(len(items) - pushed, BATCH)
+                n = self.fill_batch(items, pushed, wanted, filled)
+                self.publish_batch(filled, n)
+                pushed += n
+                if n < wanted:
+                    break
+            return pushed
+        finally:
+            self.leave()
+
+    @cython.final
+    cdef int fill_batch(self, tuple items, Py_ssize_t first, int wanted, Filled *filled) except -1:
+        """Write up to `wanted` messages into cells of their own; how many found one."""
+        cdef Text text
+        cdef Code code
+        cdef int n
+        for n in range(wanted):
+            cell_prefetch(&self.ring.cells, self.ring.hint + <uint64_t> n)
+        n = 0
+        try:
+            while n < wanted:
+                text_of(items[first + n], &text)
                 try:
                     # again: a buffer may have grown since, in another thread
                     self.check_payload(&text)
-                    code = self.push_mending(&text)
+                    code = ring_fill(&self.ring, text.data, text.length, &filled[n])
                 finally:
                     text_done(&text)
-                if code == FULL:
-                    break
                 if code != OK:
-                    raise_code(code, self.file_path, "")
+                    break
                 n += 1
-            return n
+        except BaseException:
+            self.publish_batch(filled, n)
+            raise
+        return n
+
+    @cython.final
+    cdef int publish_batch(self, Filled *filled, int n) except -1:
+        cdef int published = 0
+        cdef int i
+        cdef Code code = OK
+        try:
+            while published < n:
+                code = ring_publish(&self.ring, &filled[published])
+                if code != OK:
+                    code = self.publish_after_repair(&filled[published])
+                    if code != OK:
+                        break
+                published += 1
         finally:
-            self.leave()
+            for i in range(published + (code != OK), n):
+                ring_withdraw(&self.ring, &filled[i])
+            wake_many(&self.ring.lines.items, published)
+        if code != OK:
+            raise_code(code, self.file_path, "")
+        return 0
 
     # ---- pop and claim ----
 
@@ -418,10 +472,14 @@ cdef class SharedRing(Mapped):
         )
 
     @cython.final
+    cdef inline uint32_t length_of(self, Ref *ref) noexcept:
+        return load_relaxed_u32(&(<RingCell *> cell_word(&self.ring.cells, ref.cell)).length)
+
+    @cython.final
     cdef bytes pop_taken(self, Ref *ref):
         """Copy the message of a cell just taken, and free cell and place."""
         cdef RingCell *cell = <RingCell *> cell_word(&self.ring.cells, ref.cell)
-        cdef uint32_t length = load_relaxed_u32(&cell.length)
+        cdef uint32_t length = self.length_of(ref)
         cdef bytes payload
         if length > self.payload_size:
             self.drop_damaged(ref, length)
@@ -517,33 +575,76 @@ cdef class SharedRing(Mapped):
         list of bytes
             Empty where none waits.
         """
-        cdef Ref ref
-        cdef Code code = OK
+        cdef Ref refs[BATCH]
         cdef Py_ssize_t wanted = n
-        cdef list taken = []
+        cdef int here, taken
+        cdef list payloads = []
         if wanted < 0:
             raise ValueError(f"n: expected 0 or more, found {n}")
         self.enter()
         try:
             self.join()
             while wanted > 0:
-                code = self.take_mending(&ref)
-                if code != OK:
+                here = min(wanted, BATCH)
+                taken = self.take_batch(refs, here, not payloads)
+                self.copy_batch(refs, taken, payloads)
+                wanted -= taken
+                if taken < here:
                     break
-                if taken and load_relaxed_u32(
-                    &(<RingCell *> cell_word(&self.ring.cells, ref.cell)).length
-                ) > self.payload_size:
-                    # the next call meets the damaged one alone, so that its error costs nothing that was popped
-                    ring_put_back(&self.ring, ref.cell, ref.word)
-                    refs_pass(&self.ring.refs, &ref)
-                    break
-                taken.append(self.pop_taken(&ref))
-                wanted -= 1
-            if code == CORRUPT and not taken:
-                raise_code(code, self.file_path, "")
-            return taken
+            return payloads
         finally:
             self.leave()
+
+    @cython.final
+    cdef int take_batch(self, Ref *refs, int wanted, bint is_first) except -1:
+        """Take up to `wanted` cells and pass their places; how many. Where `is_first`, errors are raised."""
+        cdef Code code
+        cdef int n = 0
+        refs_prefetch(&self.ring.refs, &self.ring.cells, wanted)
+        while n < wanted:
+            code = ring_take(&self.ring, &refs[n])
+            if code == CORRUPT and n == 0 and is_first:
+                code = self.take_after_repair(&refs[n])
+                if code == CORRUPT:
+                    raise_code(code, self.file_path, "")
+            if code != OK:
+                break
+            if self.length_of(&refs[n]) > self.payload_size:
+                if n == 0 and is_first:
+                    self.drop_damaged(&refs[n], self.length_of(&refs[n]))
+                # a later call meets the damaged one alone, so that its error costs nothing that was popped
+                ring_put_back(&self.ring, refs[n].cell, refs[n].word)
+                refs_pass(&self.ring.refs, &refs[n])
+                break
+            refs_pass(&self.ring.refs, &refs[n])
+            n += 1
+        return n
+
+    @cython.final
+    cdef int copy_batch(self, Ref *refs, int n, list payloads) except -1:
+        """Append the messages of cells just taken, and free these."""
+        cdef RingCell *cell
+        cdef int copied = 0
+        cdef int i
+        try:
+            while copied < n:
+                cell = <RingCell *> cell_word(&self.ring.cells, refs[copied].cell)
+                payloads.append(PyBytes_FromStringAndSize(
+                    <const char *> cell + sizeof(RingCell), min(<uint64_t> load_relaxed_u32(&cell.length), self.payload_size)
+                ))
+                cell_free_owned(&self.ring.cells, refs[copied].cell, refs[copied].word)
+                copied += 1
+        except MemoryError:
+            # to the end of the ring, with what was not copied; what was belongs to the caller
+            for i in range(copied, n):
+                ring_put_back(&self.ring, refs[i].cell, refs[i].word)
+            if not payloads:
+                raise
+        finally:
+            if copied:
+                store_relaxed_u64(&self.ring.hint, refs[0].cell)
+                wake_many(&self.ring.lines.space, copied)
+        return 0
 
     def try_claim(self):
         """Claim the oldest message: it stays in its cell, this process's own, until the claim is ended.

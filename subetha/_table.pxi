@@ -142,15 +142,16 @@ cdef class HeartbeatTable(Mapped):
         return found
 
     cdef Participant *any_record(self, object i) except NULL:
-        i = operator.index(i)
-        if not 0 <= i < self.records.count:
+        cdef Py_ssize_t slot = PyNumber_AsSsize_t(i, <object> NULL)
+        if not 0 <= slot < <Py_ssize_t> self.records.count:
             raise errors.HeartbeatError(f"{self.file_path}: expected a slot from 0 to {self.records.count - 1}, found {i}")
-        return &self.records.first[<uint64_t> i]
+        return &self.records.first[slot]
 
     cdef uint64_t bit(self, object bit) except 0:
-        if not 0 <= bit <= 63:
+        cdef Py_ssize_t n = PyNumber_AsSsize_t(bit, <object> NULL)
+        if not 0 <= n <= 63:
             raise ValueError(f"bit: expected 0 to 63, found {bit}")
-        return <uint64_t> 1 << <int> bit
+        return <uint64_t> 1 << n
 
     @property
     def capacity(self):

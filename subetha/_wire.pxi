@@ -259,12 +259,14 @@ def encode_result(token, result, limit=None):
     cdef uint32_t number = as_u32(token, "token")
     cdef uint32_t status = 0
     cdef bytes data
+    cdef bint failed = not PyBytes_CheckExact(result) and isinstance(result, errors.PassError)
     most = None if limit is None else max(limit - RESULT_HEADER, 0)
-    if not isinstance(result, errors.PassError):
+    if not failed:
         data = as_bytes(result)
         if most is not None and PyBytes_GET_SIZE(data) > most:
+            failed = True
             result = errors.ResultTooLarge(f"found {PyBytes_GET_SIZE(data)} bytes, at most {most}")
-    if isinstance(result, errors.PassError):
+    if failed:
         data = error_text(result, most)
         status = STATUS_ERROR
     cdef Py_ssize_t n = PyBytes_GET_SIZE(data)

@@ -130,6 +130,8 @@ class _Drain:
         A supervisor's SIGTERM may follow a Ctrl-C as late as in the interpreter's shutdown, which puts the default
         back in place of a handler, but not in place of this. Earlier would be wrong: children of a job inherit it.
         """
+        # One that came just before is handled inside this call; with its handler gone it would be reported as an error.
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     def _on_terminate(self, _signum: int, _frame: FrameType | None) -> None:

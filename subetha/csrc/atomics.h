@@ -48,6 +48,12 @@ static inline void fence_after_rmw(void)
 #endif
 }
 
+/* Orders everything before it with every load after it. */
+static inline void fence_seq_cst(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+
+/* Lines that this core is about to write. Only speed: nothing is read, and a wrong address is no fault. */
+static inline void prefetch_write(const void *p) { __builtin_prefetch(p, 1); }
+
 static inline void cpu_pause(void)
 {
 #if defined(__x86_64__) || defined(__i386__)
