@@ -29,12 +29,16 @@ cdef extern from "process.h" nogil:
     )
     void registration_end(registration *r)
 
+cdef extern from "sched.h" nogil:
+    int sched_yield()
+
 cdef extern from "errno.h" nogil:
     enum:
         EAGAIN
 
 cdef enum:
-    SPIN_CHECKS = 1500
+    SPIN_CHECKS = 200
+    YIELD_CHECKS = 40
     LONGEST_SLEEP_MS = 480
     LOOK_PERIOD_MS = 5000
 
@@ -104,6 +108,12 @@ cdef inline Code wait_for(
             if private_get(closed):
                 return CLOSED
             cpu_pause()
+        # whoever was woken for this may be waiting for our processor
+        for _n in range(YIELD_CHECKS):
+            sched_yield()
+            code = check(context, False)
+            if code != EMPTY and code != FULL:
+                return code
         return SIGNAL
     # W2: pairs with W1
     seen = fetch_or_seq_cst_u32(word, WAITERS_BIT) | WAITERS_BIT
