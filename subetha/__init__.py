@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from subetha.errors import ExecutionError as ExecutionError
     from subetha.errors import Full as Full
     from subetha.errors import HeartbeatError as HeartbeatError
+    from subetha.errors import JobTimeout as JobTimeout
     from subetha.errors import LayoutMismatch as LayoutMismatch
     from subetha.errors import PassError as PassError
     from subetha.errors import PayloadTooLarge as PayloadTooLarge
@@ -35,6 +36,11 @@ if TYPE_CHECKING:
     from subetha.errors import TransportError as TransportError
     from subetha.errors import UnknownClosureId as UnknownClosureId
     from subetha.errors import UnsupportedTransportFamily as UnsupportedTransportFamily
+    from subetha.errors import WorkerDied as WorkerDied
+    from subetha.failover import FailoverWatchdog as FailoverWatchdog
+    from subetha.failover import ReclaimReport as ReclaimReport
+    from subetha.failover import iter_in_flight_bits as iter_in_flight_bits
+    from subetha.jobqueue import DeadLetter as DeadLetter
     from subetha.jobqueue import JobQueue as JobQueue
     from subetha.jobqueue import QueueStats as QueueStats
     from subetha.layout import HeartbeatSnapshot as HeartbeatSnapshot
@@ -60,9 +66,11 @@ _MODULE_OF = {
     name: module
     for module, names in {
         "_core": "Claim HeartbeatTable JobClaim Pass SharedRing SubmittedResult",
-        "errors": "ArenaFull ArgsTooLarge Empty ExecutionError Full HeartbeatError LayoutMismatch PassError PayloadTooLarge "
-        "ResultTooLarge SchedError SubethaError TableFull TransportError UnknownClosureId UnsupportedTransportFamily",
-        "jobqueue": "JobQueue QueueStats",
+        "errors": "ArenaFull ArgsTooLarge Empty ExecutionError Full HeartbeatError JobTimeout LayoutMismatch PassError "
+        "PayloadTooLarge ResultTooLarge SchedError SubethaError TableFull TransportError UnknownClosureId "
+        "UnsupportedTransportFamily WorkerDied",
+        "failover": "FailoverWatchdog ReclaimReport iter_in_flight_bits",
+        "jobqueue": "DeadLetter JobQueue QueueStats",
         "layout": "HeartbeatSnapshot Role",
         "pass_registry": "PassRegistry PassResult execute is_registered register registered_count unregister",
         "scheduler": "BackgroundScheduler ResultCollector Submitter WorkerLoop",

@@ -3,7 +3,7 @@
     word = rest 60 | state 4
     FREE_HOLE            no disk behind it; fallocate before use, so that a full disk is an error and not a SIGBUS
     FREE_BACKED          disk behind it, reused first
-    OWNED(participant)   being written, or held for views
+    OWNED(incarnation 44, participant 16)   being written; with the incarnation, so that a slow rescuer of an earlier one fails
     LINKED(cell 20, version 40)   belongs to that job; may be freed once the cell has moved past that version
 
     FREE_* -> OWNED(p) -> LINKED(c, v) -> FREE_BACKED           LINKED(c, v) -> LINKED(c, v+1) before a put-back's bump

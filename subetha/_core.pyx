@@ -12,7 +12,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromSt
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.number cimport PyNumber_AsSsize_t
 from libc.math cimport isnan
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from subetha._atomics cimport *
@@ -22,9 +22,12 @@ from subetha._heartbeat cimport *
 from subetha._layout cimport *
 from subetha._process cimport *
 from subetha._queue cimport *
+from subetha._recovery cimport *
+from subetha._repair cimport *
 from subetha._rescue cimport *
 from subetha._ring cimport *
 from subetha._sharedring cimport *
+from subetha._watch cimport *
 
 import operator
 import os
@@ -69,7 +72,6 @@ cdef int check_layout() except -1:
             "attempts": <size_t> &job.attempts - <size_t> &job,
             "max_attempts": <size_t> &job.max_attempts - <size_t> &job,
             "priority": <size_t> &job.priority - <size_t> &job,
-            "flags": <size_t> &job.flags - <size_t> &job,
             "reserved": <size_t> &job.reserved - <size_t> &job,
             "timeout_ns": <size_t> &job.timeout_ns - <size_t> &job,
             "submitted_ns": <size_t> &job.submitted_ns - <size_t> &job,
@@ -80,8 +82,9 @@ cdef int check_layout() except -1:
             "cancel": <size_t> &job.cancel - <size_t> &job,
             "job_crc32": <size_t> &job.job_crc32 - <size_t> &job,
             "result_crc32": <size_t> &job.result_crc32 - <size_t> &job,
+            "charged": <size_t> &job.charged - <size_t> &job,
             "reserved2": <size_t> &job.reserved2 - <size_t> &job,
-            "reserved3": <size_t> &job.reserved3 - <size_t> &job,
+            "causes": <size_t> &job.causes - <size_t> &job,
         }),
         "RING_LINES": (sizeof(RingLines), {
             "tail": <size_t> &lines.tail - <size_t> &lines,

@@ -1,6 +1,6 @@
 """The structs of layout.py and the enums of the core. `_core` compares them with the numpy dtypes at import."""
 
-from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 cdef enum Code:
     OK = 0
@@ -43,10 +43,9 @@ cdef enum SlotState:
 cdef enum:
     # which states a reference may lead to: one bit a state
     CLAIMABLE = 1 << READY | 1 << RETRY
-    COLLECTABLE = 1 << DONE
+    COLLECTABLE = 1 << DONE | 1 << DEAD
 
 cdef enum:
-    JOB_IS_CHARGED = 1  # in a job cell's flags
     WAITERS_BIT = 1
     WAKE_STEP = 2
 
@@ -54,6 +53,11 @@ ctypedef struct RingCell:
     uint64_t word
     uint32_t length
     uint32_t reserved
+
+ctypedef struct Cause:
+    uint64_t when_ns
+    uint32_t pid
+    int32_t code
 
 ctypedef struct JobCell:
     uint64_t word
@@ -65,8 +69,7 @@ ctypedef struct JobCell:
     uint16_t attempts
     uint16_t max_attempts
     uint8_t priority
-    uint8_t flags
-    uint16_t reserved
+    uint8_t reserved[3]
     uint64_t timeout_ns
     uint64_t submitted_ns
     uint64_t started_ns
@@ -76,8 +79,9 @@ ctypedef struct JobCell:
     uint32_t cancel
     uint32_t job_crc32
     uint32_t result_crc32
-    uint32_t reserved2
-    uint64_t reserved3
+    uint32_t charged
+    uint64_t reserved2
+    Cause causes[4]
 
 ctypedef struct RingLines:
     uint64_t tail

@@ -27,6 +27,7 @@ cdef extern from "process.h" nogil:
     int registration_watch(
         registration *r, uint64_t *status, uint64_t expected, uint64_t *last_seen, const uint64_t *epoch, int auto_beat
     )
+    void registration_look(registration *r, int (*look)(void *) noexcept nogil, void *at)
     void registration_end(registration *r)
 
 cdef extern from "sched.h" nogil:

@@ -27,11 +27,11 @@ from subetha._cells cimport (
 )
 from subetha._heartbeat cimport Records, record_is
 from subetha._layout cimport (
-    CLAIMABLE, COLLECTABLE, CORRUPT, DONE, EMPTY, FREE, FULL, JOB_IS_CHARGED, LOST, NO_PLACE, OK, PARKED, READY,
+    CLAIMABLE, COLLECTABLE, CORRUPT, DEAD, DONE, EMPTY, FREE, FULL, LOST, NO_PLACE, OK, PARKED, READY,
     RETRY, TAKEN, Code, JobCell, PoolLines, RingLines,
 )
 from subetha._process cimport is_time_to_look, realtime_ns, wake_one
-from subetha._rescue cimport refs_look
+from subetha._repair cimport refs_look
 from subetha._ring cimport Ref, Refs, refs_init, refs_pass, refs_peek, refs_publish
 
 cdef enum:
@@ -56,6 +56,9 @@ ctypedef struct Queue:
     uint64_t mail_stride
     uint64_t owner          # this handle's number
     uint64_t client         # number << 16 | incarnation: the upper half of its job ids
+    uint64_t block_owner    # incarnation << 16 | number: what it owns blocks as
+    int table_fd
+    int64_t lock_base       # offset of the participants' bytes in the table's file
     uint64_t hint           # private: where a free cell may be
     int64_t held            # private: cells this client holds; counted in the cells before it is believed
     uint64_t quota          # most cells that one client may hold
@@ -86,6 +89,20 @@ cdef inline uint32_t job_level(JobCell *cell) noexcept nogil:
     # read once: another process may change it between a check and a use
     cdef uint32_t level = load_relaxed_u8(&cell.priority)
     return level if level < LEVELS else LEVELS - 1
+
+
+cdef inline uint32_t job_charge(uint64_t word) noexcept nogil:
+    """What `charged` says once the claim with this word has been started: never 0, and another one after every put-back."""
+    return <uint32_t> (word_version(word) << 1 | 1)
+
+
+cdef inline void job_start(JobCell *cell, uint64_t word, uint64_t now) noexcept nogil:
+    """Count an attempt, once a claim."""
+    if cell.charged != job_charge(word):
+        # in this order: a death in between has charged, and nobody releases after a death
+        cell.attempts += 1
+        cell.started_ns = now
+        cell.charged = job_charge(word)
 
 
 cdef inline bint queue_mailbox(Queue *q, uint64_t number, Mailbox *box) noexcept nogil:
@@ -135,7 +152,7 @@ cdef inline Code frame_store(
     cdef Code code
     block[0] = 0
     if length > area_bytes:
-        code = block_allocate(&q.arena, &q.cells, length, q.owner, block)
+        code = block_allocate(&q.arena, &q.cells, length, q.block_owner, block)
         if code != OK:
             block[0] = 0
             return code
@@ -196,11 +213,10 @@ cdef inline Code queue_submit(
     cell.attempts = 0
     cell.max_attempts = max_attempts
     cell.priority = level
-    cell.flags = 0
     cell.timeout_ns = timeout_ns
     cell.submitted_ns = <uint64_t> realtime_ns()
     cell.started_ns = cell.due_ns = cell.deadline_ns = cell.progress = 0
-    cell.cancel = 0
+    cell.cancel = cell.charged = 0
     cell_publish(&q.cells, index, word, READY)
     code = queue_publish_job(q, index, word_version(word), level)
     if code != OK:
@@ -322,8 +338,8 @@ cdef inline Code queue_put_back(Queue *q, uint64_t index, uint64_t word) noexcep
         return LOST
     if block:
         block_relink(&q.arena, block, index, word_version(word))
-    if cell.flags & JOB_IS_CHARGED:
-        cell.flags &= ~JOB_IS_CHARGED
+    if cell.charged == job_charge(word):
+        cell.charged = 0
         cell.attempts -= 1
     # C6: pairs with R3
     if not cas_seq_cst_u64(cell_word(&q.cells, index), word, back):
@@ -333,12 +349,22 @@ cdef inline Code queue_put_back(Queue *q, uint64_t index, uint64_t word) noexcep
     return code
 
 
+cdef inline bint letter_told(Queue *q, uint64_t index, uint64_t word) noexcept nogil:
+    """DEAD(r) -> DEAD(0), version+1: its submitter knows, or has gone. The letter stays until somebody drops or retries it."""
+    block_relink(&q.arena, load_relaxed_u64(&job_cell(q, index).job_block), index, word_version(word))
+    # C9: pairs with C8; one collector tells
+    return cas_seq_cst_u64(cell_word(&q.cells, index), word, word_pack(word_version(word) + 1, DEAD, 0))
+
+
 cdef inline Code queue_delivered(
     Queue *q, Mailbox *box, uint64_t job_id, uint64_t index, uint64_t word, Code code
 ) noexcept nogil:
     """After a publish that gave `code`: look at the client again, wake it."""
     if not client_is_there(q, job_id):
-        job_free_if(q, index, word)
+        if word_state(word) == DEAD:
+            letter_told(q, index, word)
+        else:
+            job_free_if(q, index, word)
         return OK
     wake_one(&box.lines.items)
     return code
@@ -373,7 +399,10 @@ cdef inline Code queue_finish(
 cdef inline void queue_drop_result(Queue *q, Mailbox *box, Ref *ref) noexcept nogil:
     """Free a result that lies in this client's own mailbox; another client's is none of ours, only its place is passed."""
     if load_relaxed_u64(&job_cell(q, ref.cell).job_id) >> 48 == q.owner:
-        job_free_if(q, ref.cell, ref.word)
+        if word_state(ref.word) == DEAD:
+            letter_told(q, ref.cell, ref.word)
+        else:
+            job_free_if(q, ref.cell, ref.word)
     refs_pass(&box.refs, ref)
 
 
@@ -409,6 +438,40 @@ cdef inline uint64_t queue_cancel(Queue *q, uint64_t job_id) noexcept nogil:
         if word_is_one_of(word, 1 << READY | 1 << RETRY | 1 << PARKED) and job_cell(q, i).job_id == job_id:
             n += job_free_if(q, i, word)
     return n
+
+
+cdef inline uint64_t queue_drop_letter(Queue *q, uint64_t job_id) noexcept nogil:
+    """DEAD -> FREE; how many letters of that job there were."""
+    cdef uint64_t i, word
+    cdef uint64_t n = 0
+    for i in range(q.cells.count):
+        word = load_acquire_u64(cell_word(&q.cells, i))
+        if word_state(word) == DEAD and job_cell(q, i).job_id == job_id:
+            n += job_free_if(q, i, word)
+    return n
+
+
+cdef inline Code queue_retry_letter(Queue *q, uint64_t job_id) noexcept nogil:
+    """DEAD -> TAKEN(me), version+1, its attempts forgotten, -> RETRY(me), version+1, published. EMPTY: there is no such letter."""
+    cdef uint64_t i, word, mine
+    cdef JobCell *cell
+    for i in range(q.cells.count):
+        word = load_acquire_u64(cell_word(&q.cells, i))
+        cell = job_cell(q, i)
+        if word_state(word) == DEAD and cell.job_id == job_id:
+            mine = word_pack(word_version(word) + 1, TAKEN, q.owner)
+            block_relink(&q.arena, load_relaxed_u64(&cell.job_block), i, word_version(word))
+            # C6: pairs with R3
+            if cas_seq_cst_u64(cell_word(&q.cells, i), word, mine):
+                cell.attempts = 0
+                cell.charged = 0
+                return queue_put_back(q, i, mine)
+    return EMPTY
+
+
+cdef enum:
+    # dead letters do not count: their submitter has been told, or will be
+    HELD = ~(1 << FREE | 1 << DEAD)
 
 
 cdef inline uint64_t queue_count_held(Queue *q, uint32_t states) noexcept nogil:
@@ -454,7 +517,7 @@ cdef inline Code queue_has_quota(void *context, bint thorough) noexcept nogil:
     cdef Queue *q = <Queue *> context
     if private_get(&q.held) < <int64_t> q.quota:
         return OK
-    return OK if thorough and queue_count_held(q, ~<uint32_t> (1 << FREE)) < q.quota else FULL
+    return OK if thorough and queue_count_held(q, HELD) < q.quota else FULL
 
 
 ctypedef struct Inbox:

@@ -13,12 +13,20 @@ cdef str QUOTA_TEXT = (
 )
 
 
+cdef inline void copy_frame(bytes data, uint8_t *header, const uint8_t *frame, uint64_t length) noexcept:
+    """A result frame's header and data; nothing where it is damaged (NULL)."""
+    if frame != NULL:
+        memcpy(header, frame, RESULT_HEADER)
+        memcpy(PyBytes_AS_STRING(data), frame + RESULT_HEADER, length - RESULT_HEADER)
+
+
 @cython.no_gc_clear
 cdef class QueueHandle(Mapped):
     """What JobQueue is made of: every file of a queue directory, mapped. Not made directly."""
 
     cdef Queue queue
     cdef Inbox inbox
+    cdef Watch watch
     cdef readonly object heartbeat
     cdef object role
     cdef object directory
@@ -32,7 +40,9 @@ cdef class QueueHandle(Mapped):
     cdef uint32_t sequence
     cdef int64_t collecting     # threads inside recv
     cdef uint64_t cells_offset
-    cdef set pending            # sequences still pending since the last wrap
+    cdef set pending            # sequences of jobs whose results have not come
+    cdef int64_t run_again      # results received whose jobs had been started before, by workers that died
+    cdef int64_t dropped        # results that were dropped because one had come before
 
     def __cinit__(self):
         self.parts = []
@@ -176,6 +186,8 @@ cdef class QueueHandle(Mapped):
                 "put the right file back, or make a new queue"
             )
         self.queue.records = table.records
+        self.queue.table_fd = table.fd
+        self.queue.lock_base = table.bytes.shape[0]
         self.map_mail()
         return 0
 
@@ -220,7 +232,7 @@ cdef class QueueHandle(Mapped):
         cdef Number number
         self.refuse_readonly()
         self.check_lock()
-        slot = table.register(os.getpid(), self.role, auto_beat=True)
+        slot = self.take_slot()
         number = table.numbers[slot]
         with cython.critical_section(self):
             if self.queue.owner != 0 and self.generation == fork_generation():
@@ -230,6 +242,7 @@ cdef class QueueHandle(Mapped):
                 self.number = number
                 self.own_slot = table.queue_slot = slot
                 self.queue.client = <uint64_t> (slot + 1) << 16 | (status_incarnation(number.status) & 0xFFFF)
+                self.queue.block_owner = status_incarnation(number.status) << 16 | <uint64_t> (slot + 1)
                 self.sequence = 0
                 self.pending.clear()
                 self.queue.held = 0
@@ -237,7 +250,45 @@ cdef class QueueHandle(Mapped):
                 self.has_mailbox = False
                 self.generation = fork_generation()
                 self.queue.owner = slot + 1
+                self.watch.queue = &self.queue
+                self.watch.epoch = table.epoch
+                self.watch.leader = table.epoch + 1
+                self.watch.looked_ns = self.watch.suspected_ns = 0
+                registration_look(&number.kept, queue_watch, &self.watch)
         return 0
+
+    @cython.final
+    cdef object take_slot(self):
+        """A slot of the table; where all are taken, one that a dead participant had."""
+        cdef HeartbeatTable table = self.heartbeat
+        while True:
+            try:
+                return table.register(os.getpid(), self.role, auto_beat=True)
+            except errors.TableFull:
+                if not self.make_room():
+                    raise
+
+    @cython.final
+    cdef bint make_room(self) except -1:
+        """Rescue in the name of a dead participant, whose byte this process locks meanwhile."""
+        cdef Queue queue = self.queue
+        cdef Number number
+        cdef uint64_t slot, status
+        cdef int64_t rescued
+        for slot in range(queue.records.count):
+            if not is_dead(&queue.records, queue.table_fd, queue.lock_base, slot, &status):
+                continue
+            number = Number()
+            if registration_lock(&number.kept, queue.table_fd, queue.lock_base + <int64_t> slot) != 0:
+                continue
+            queue.owner = slot + 1
+            queue.block_owner = status_incarnation(status) << 16 | (slot + 1)
+            with nogil:
+                rescued = queue_rescue(&queue, slot, status, UNKNOWN_CAUSE)
+            if rescued < 0:
+                raise MemoryError(f"{self.file_path}: {queue.cells.count} bytes are needed for a rescue")
+            return status_state(load_acquire_u64(&queue.records.first[slot].status)) == SLOT_FREE
+        return False
 
     @cython.final
     cdef int join_as_client(self) except -1:
@@ -278,6 +329,7 @@ cdef class QueueHandle(Mapped):
         cdef uint64_t i, word
         cdef bint clean = True
         if self.number is not None and self.number.is_mine():
+            registration_look(&self.number.kept, NULL, NULL)
             for i in range(self.queue.cells.count):
                 word = load_acquire_u64(cell_word(&self.queue.cells, i))
                 if word_owner(word) == self.queue.owner and word_state(word) == TAKEN:
@@ -394,6 +446,16 @@ cdef class QueueHandle(Mapped):
             self.leave()
 
     @property
+    def redelivered(self):
+        """Results received by this handle whose jobs had been started more than once, since a worker died over them."""
+        return private_get(&self.run_again)
+
+    @property
+    def duplicates(self):
+        """Results that this handle has dropped, since it had received one for the same job before."""
+        return private_get(&self.dropped)
+
+    @property
     def _sequence(self):
         """The sequence of the last job id; set by tests of its wrap."""
         return self.sequence
@@ -411,28 +473,46 @@ cdef class QueueHandle(Mapped):
 
     @cython.final
     cdef uint32_t next_sequence(self) except? 0:
-        """The next token: u32, not 0, skipped while a job with it is pending."""
-        cdef uint64_t i
+        """The next token: u32, not 0, skipped while a job with it is pending. It is pending from here on."""
         cdef uint32_t chosen
         with cython.critical_section(self):
+            if len(self.pending) > 4 * <Py_ssize_t> self.queue.cells.count:
+                self.forget_acknowledged()
             self.sequence += 1
-            while self.sequence == 0 or (self.pending and self.sequence in self.pending):
-                if self.sequence == 0:
-                    for i in range(self.queue.cells.count):
-                        if job_cell(&self.queue, i).job_id >> 32 == self.queue.client and word_state(
-                            load_acquire_u64(cell_word(&self.queue.cells, i))
-                        ) != FREE:
-                            self.pending.add(<uint32_t> job_cell(&self.queue, i).job_id)
+            while self.sequence == 0 or self.sequence in self.pending:
                 self.sequence += 1
             chosen = self.sequence
+            self.pending.add(chosen)
         return chosen
+
+    @cython.final
+    cdef int forget_acknowledged(self) except -1:
+        """Of a job that its worker only acknowledged nothing comes back: what no cell holds is not pending."""
+        cdef uint64_t i
+        cdef set held = set()
+        for i in range(self.queue.cells.count):
+            if job_cell(&self.queue, i).job_id >> 32 == self.queue.client and word_state(
+                load_acquire_u64(cell_word(&self.queue.cells, i))
+            ) != FREE:
+                held.add(<uint32_t> job_cell(&self.queue, i).job_id)
+        self.pending &= held
+        return 0
+
+    @cython.final
+    cdef bint is_pending_still(self, uint32_t sequence) except -1:
+        """Is the result of the job with this token still to come? Not any more after this."""
+        cdef bint found
+        with cython.critical_section(self):
+            found = sequence in self.pending
+            self.pending.discard(sequence)
+        return found
 
     @cython.final
     cdef bint quota_is_used_up(self) noexcept:
         if <uint64_t> private_get(&self.queue.held) <= self.queue.quota:
             return False
         # the caller has counted the cell that it is about to take
-        private_set(&self.queue.held, queue_count_held(&self.queue, ~<uint32_t> (1 << FREE)) + 1)
+        private_set(&self.queue.held, queue_count_held(&self.queue, HELD) + 1)
         return <uint64_t> private_get(&self.queue.held) > self.queue.quota
 
     @cython.final
@@ -458,29 +538,40 @@ cdef class QueueHandle(Mapped):
         cdef Frame frame
         cdef uint64_t job_id
         cdef int64_t deadline = deadline_of(wait)
-        cdef int64_t idle = 0      # since when (ns) it has been at its quota with nobody collecting
-        cdef int stage = 0
-        cdef int repairs = 0
-        cdef Code code
         self.join_as_client()
         self.check_lock()
         frame.header_length = SUBMIT_HEADER
         frame.data = args
         frame.data_length = length
         job_id = self.queue.client << 32 | self.next_sequence()
+        try:
+            return self.submit_as(job_id, &frame, closure_id, level, max_attempts, timeout_ns, wait, deadline)
+        except BaseException:
+            self.is_pending_still(<uint32_t> job_id)
+            raise
+
+    @cython.final
+    cdef uint64_t submit_as(
+        self, uint64_t job_id, Frame *frame, uint32_t closure_id, uint32_t level, uint32_t max_attempts, uint64_t timeout_ns,
+        object wait, int64_t deadline
+    ) except 0:
+        cdef int64_t idle = 0      # since when (ns) it has been at its quota with nobody collecting
+        cdef int stage = 0
+        cdef int repairs = 0
+        cdef Code code
         while True:
             # counted before it is there, so that threads together keep the quota
             private_add(&self.queue.held, 1)
             code = QUOTA if self.quota_is_used_up() else OK
             if code == OK:
-                put_submit_header(frame.header, closure_id, <uint32_t> job_id, length)
+                put_submit_header(frame.header, closure_id, <uint32_t> job_id, frame.data_length)
                 put_submit_header(frame.block_header, closure_id, <uint32_t> job_id, REST_OF_FRAME)
-                code = queue_submit(&self.queue, &frame, job_id, level, max_attempts, timeout_ns)
+                code = queue_submit(&self.queue, frame, job_id, level, max_attempts, timeout_ns)
             if code == OK:
                 return job_id
             private_add(&self.queue.held, -1)
             if code == NO_BLOCK or code == NO_DISK:
-                raise_code(code, self.file_path, self.arena_text(code, length + SUBMIT_HEADER))
+                raise_code(code, self.file_path, self.arena_text(code, frame.data_length + SUBMIT_HEADER))
             if code != FULL and code != QUOTA:
                 repairs += 1
                 if repairs > REPAIRS:
@@ -597,13 +688,8 @@ cdef class QueueHandle(Mapped):
         bool
             True: it will not run and no result comes. False: it runs, has run, or is not known.
         """
-        cdef uint64_t wanted
+        cdef uint64_t wanted = self.checked_job_id(job_id)
         cdef uint64_t n
-        if isinstance(job_id, bool) or not isinstance(job_id, int):
-            raise TypeError(f"job_id: expected the int that submit() gave back, found {type(job_id).__name__}")
-        if not 0 < job_id < 1 << 64:
-            raise ValueError(f"job_id: expected the 64-bit int that submit() gave back, found {job_id}")
-        wanted = job_id
         self.enter()
         try:
             self.refuse_readonly()
@@ -611,7 +697,58 @@ cdef class QueueHandle(Mapped):
                 n = queue_cancel(&self.queue, wanted)
             if n and wanted >> 32 == self.queue.client:
                 private_add(&self.queue.held, -1)
+                self.is_pending_still(<uint32_t> wanted)
             return n > 0
+        finally:
+            self.leave()
+
+    @cython.final
+    cdef uint64_t checked_job_id(self, object job_id) except 0:
+        if isinstance(job_id, bool) or not isinstance(job_id, int):
+            raise TypeError(f"job_id: expected the int that submit() gave back, found {type(job_id).__name__}")
+        if not 0 < job_id < 1 << 64:
+            raise ValueError(f"job_id: expected the 64-bit int that submit() gave back, found {job_id}")
+        return job_id
+
+    def drop_dead(self, job_id):
+        """Drop a dead letter: its job will not run again.
+
+        Returns
+        -------
+        bool
+            Was there one?
+        """
+        cdef uint64_t wanted = self.checked_job_id(job_id)
+        cdef uint64_t n
+        self.enter()
+        try:
+            self.refuse_readonly()
+            with nogil:
+                n = queue_drop_letter(&self.queue, wanted)
+            return n > 0
+        finally:
+            self.leave()
+
+    def retry_dead(self, job_id):
+        """Let a dead letter run again, with all its attempts, before the jobs that wait at its priority.
+
+        A submitter that has received WorkerDied for it gets no second result.
+
+        Returns
+        -------
+        bool
+            Was there one?
+        """
+        cdef uint64_t wanted = self.checked_job_id(job_id)
+        cdef Code code
+        self.enter()
+        try:
+            self.join()
+            with nogil:
+                code = queue_retry_letter(&self.queue, wanted)
+            if code != OK and code != EMPTY:
+                self.repair()
+            return code != EMPTY
         finally:
             self.leave()
 
@@ -733,6 +870,7 @@ cdef class QueueHandle(Mapped):
         cdef const uint8_t *data
         cdef bytes copy
         cdef uint8_t header[7]
+        cdef bint was_run_again
         cdef int repairs = 0
         while True:
             code = queue_next_result(&self.queue, &self.inbox.box, &ref)
@@ -746,6 +884,7 @@ cdef class QueueHandle(Mapped):
                 return raise_code(code, self.file_path, "")
             cell = job_cell(&self.queue, ref.cell)
             job_id = load_relaxed_u64(&cell.job_id)
+            was_run_again = cell.attempts > 1
             length = load_relaxed_u64(&cell.result_length)
             data = frame_at(
                 &self.queue, result_area(&self.queue, ref.cell), self.queue.result_bytes, length,
@@ -756,20 +895,29 @@ cdef class QueueHandle(Mapped):
                 length = RESULT_HEADER
             # memory first: a cell that is COLLECTED must not wait for it
             copy = PyBytes_FromStringAndSize(NULL, length - RESULT_HEADER)
-            collected = word_pack(word_version(ref.word), COLLECTED, self.queue.owner)
-            # C9: pairs with C8; one collector wins
-            if not cas_seq_cst_u64(cell_word(&self.queue.cells, ref.cell), ref.word, collected):
+            if word_state(ref.word) == DEAD:
+                # the letter stays where it is; who has told its submitter is decided after the copy
+                copy_frame(copy, header, data, length)
+                if not letter_told(&self.queue, ref.cell, ref.word):
+                    continue
+                private_add(&self.queue.held, -1)
+                refs_pass(&self.inbox.box.refs, &ref)
+            else:
+                collected = word_pack(word_version(ref.word), COLLECTED, self.queue.owner)
+                # C9: pairs with C8; one collector wins
+                if not cas_seq_cst_u64(cell_word(&self.queue.cells, ref.cell), ref.word, collected):
+                    continue
+                copy_frame(copy, header, data, length)
+                # before the cell is free, so that a submitter woken by that finds its quota
+                private_add(&self.queue.held, -1)
+                job_free_if(&self.queue, ref.cell, collected)
+                refs_pass(&self.inbox.box.refs, &ref)
+                store_relaxed_u64(&self.queue.hint, ref.cell)
+            if not self.is_pending_still(<uint32_t> job_id):
+                # a double: the job was put back while its first worker was only slow, and both have answered
+                private_add(&self.dropped, 1)
                 continue
-            if data != NULL:
-                memcpy(header, data, RESULT_HEADER)
-                memcpy(PyBytes_AS_STRING(copy), data + RESULT_HEADER, length - RESULT_HEADER)
-            # before the cell is free, so that a submitter woken by that finds its quota
-            private_add(&self.queue.held, -1)
-            job_free_if(&self.queue, ref.cell, collected)
-            refs_pass(&self.inbox.box.refs, &ref)
-            store_relaxed_u64(&self.queue.hint, ref.cell)
-            if self.pending:
-                self.pending.discard(<uint32_t> job_id)
+            private_add(&self.run_again, was_run_again)
             if data == NULL or not result_is_well_formed(header, length):
                 copy = error_text(errors.ExecutionError(
                     f"the result in cell {ref.cell} was damaged by another process"
@@ -888,62 +1036,57 @@ cdef class QueueHandle(Mapped):
         int
             How many jobs and results were found again.
         """
-        cdef uint64_t i, word, job_id
-        cdef uint64_t found = 0
-        cdef uint32_t level
-        cdef uint8_t[::1] seen
-        cdef uint32_t[::1] mail_due
-        cdef uint32_t back_due[3]
-        cdef uint32_t submit_due[3]
-        cdef Mailbox box
-        cdef Code code
-        cdef bint whole = True
+        cdef int64_t found
         self.enter()
         try:
             self.join()
-            seen = np.zeros(self.queue.cells.count, np.uint8)
-            mail_due = np.zeros(self.queue.records.count, np.uint32)
-            for level in range(<uint32_t> LEVELS):
-                back_due[level] = refs_mend(&self.queue.back[level])
-                submit_due[level] = refs_mend(&self.queue.submit[level])
-                refs_mark(&self.queue.back[level], &self.queue.cells, CLAIMABLE, &seen[0])
-                refs_mark(&self.queue.submit[level], &self.queue.cells, CLAIMABLE, &seen[0])
-            for i in range(self.queue.records.count):
-                if queue_mailbox(&self.queue, i + 1, &box):
-                    mail_due[i] = refs_mend(&box.refs)
-                    refs_mark(&box.refs, &self.queue.cells, COLLECTABLE, &seen[0])
-            for i in range(self.queue.cells.count):
-                word = cell_mend(&self.queue.cells, i, self.queue.records.count, self.queue.owner)
-                if seen[i]:
-                    continue
-                code = EMPTY
-                if word_is_one_of(word, CLAIMABLE):
-                    code = refs_publish_due(
-                        &self.queue.back[job_level(job_cell(&self.queue, i))], &self.queue.cells, CLAIMABLE,
-                        word_version(word), i,
-                    )
-                    if code == NO_PLACE:
-                        code = queue_publish_back(
-                            &self.queue, job_level(job_cell(&self.queue, i)), word_version(word), i
-                        )
-                elif word_state(word) == DONE:
-                    job_id = load_relaxed_u64(&job_cell(&self.queue, i).job_id)
-                    if queue_mailbox(&self.queue, job_id >> 48, &box):
-                        code = refs_publish_due(&box.refs, &self.queue.cells, COLLECTABLE, word_version(word), i)
-                        code = queue_delivered(&self.queue, &box, job_id, i, word, code)
-                    else:
-                        job_free_if(&self.queue, i, word)
-                found += code == OK
-                whole = whole and (code == OK or code == EMPTY)
-            if whole:
-                for level in range(<uint32_t> LEVELS):
-                    refs_mended(&self.queue.back[level], back_due[level])
-                    refs_mended(&self.queue.submit[level], submit_due[level])
-                for i in range(self.queue.records.count):
-                    if mail_due[i] and queue_mailbox(&self.queue, i + 1, &box):
-                        refs_mended(&box.refs, mail_due[i])
-            wake_some(&self.queue.lines.items, 0x7FFFFFFF)
+            with nogil:
+                found = queue_repair(&self.queue)
+            if found < 0:
+                raise MemoryError(f"{self.file_path}: {self.queue.cells.count} bytes are needed for a repair")
             return found
+        finally:
+            self.leave()
+
+    def rescue(self, exit_codes=None):
+        """Move on what dead participants have left.
+
+        Their jobs run again (or become dead letters after `max_attempts` deaths), results they were about to hand over are
+        delivered, their cells, blocks and slots are free. It runs by itself twice a second in every process that takes part;
+        a process that sees another one end may call it at once.
+
+        Parameters
+        ----------
+        exit_codes : dict of int to int, optional
+            How processes ended that the caller has seen end: pid to exit code, negative for a signal, as
+            `subprocess.Popen.returncode` has it. It is kept with the jobs that they were running.
+
+        Returns
+        -------
+        int
+            How many dead participants there were.
+        """
+        cdef uint64_t slot, status
+        cdef int64_t rescued
+        cdef int64_t n = 0
+        cdef int32_t code
+        self.enter()
+        try:
+            self.join()
+            for slot in range(self.queue.records.count):
+                if slot + 1 == self.queue.owner or not is_dead(
+                    &self.queue.records, self.queue.table_fd, self.queue.lock_base, slot, &status
+                ):
+                    continue
+                code = UNKNOWN_CAUSE
+                if exit_codes is not None:
+                    code = exit_codes.get(load_relaxed_u32(&self.queue.records.first[slot].pid), code)
+                with nogil:
+                    rescued = queue_rescue(&self.queue, slot, status, code)
+                if rescued < 0:
+                    raise MemoryError(f"{self.file_path}: {self.queue.cells.count} bytes are needed for a rescue")
+                n += rescued
+            return n
         finally:
             self.leave()
 
@@ -1000,10 +1143,7 @@ cdef class JobClaim(Claim):
         try:
             self.check_held(handle)
             cell = job_cell(&handle.queue, self.cell)
-            if not cell.flags & JOB_IS_CHARGED:
-                cell.flags |= JOB_IS_CHARGED
-                cell.attempts += 1
-                cell.started_ns = <uint64_t> realtime_ns()
+            job_start(cell, self.word, <uint64_t> realtime_ns())
         finally:
             handle.leave()
 

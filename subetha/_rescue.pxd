@@ -1,95 +1,57 @@
-"""Finding jobs again after places or hints were damaged: give every place a new lap, then publish what nothing refers to.
+"""Moving on what the dead have left. Dead is the kernel's word: the record is used, and nobody holds the lock on its byte.
 
-A repair needs no lock. While places are empty that should not be, the ring's word `due` says so: whoever meets it repairs too,
-so a repairer that is stopped or dies leaves nothing behind that lasts.
+    record   USED(i) -> DYING(i) -> FREE(i)      the last step after a whole pass that found nothing to do
+    cell     WRITING(dead) -> FREE                       READY(dead) without a reference -> FREE (its push had not returned)
+             TAKEN(dead) -> RETRY(me), version+1, published
+             RETRY(dead) without a reference -> RETRY(me), version+1, published
+             COLLECTED(dead), FENCED(dead) -> FREE       DONE, DEAD(dead) without a reference: published
 
-Publishing a waiting cell a second time is harmless: both references name the same version, the cell decides who gets it,
-and the other reference is stale from then on.
+No lock is needed: any number of rescuers may work on one victim. Each reads a cell's word, then sees that the record still shows
+the dead incarnation, then CASes that very word. A number is free for others only after all of this, so a rescuer that was stopped
+for an hour finds another record or another word. What it leaves in its own name when it dies, the next one finds.
 """
 
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint64_t
 
-from subetha._atomics cimport (
-    cas_seq_cst_u32, cas_seq_cst_u64, fetch_add_seq_cst_u32, load_acquire_u64, load_seq_cst_u32, store_release_u64,
-)
-from subetha._cells cimport (
-    Cells, cell_free_if, cell_word, word_is_one_of, word_owner, word_pack, word_state, word_version,
-)
-from subetha._layout cimport (
-    COLLECTED, CORRUPT, DONE, FENCED, FREE, OK, QUARANTINED, READY, RETRY, TAKEN, WRITING, Code,
-)
-from subetha._ring cimport Refs, ref_cell, ref_empty, ref_full, ref_is_live, refs_rebuild_hints
+from subetha._atomics cimport cas_seq_cst_u64, load_seq_cst_u64
+from subetha._cells cimport Cells, cell_word
+from subetha._heartbeat cimport Records, record_leave, status_incarnation, status_pack, status_state
+from subetha._layout cimport SLOT_DYING, SLOT_FREE, Participant
+from subetha._process cimport lock_test
 
-cdef enum:
-    OWNED_STATES = 1 << WRITING | 1 << TAKEN | 1 << COLLECTED | 1 << FENCED
+ctypedef struct Death:
+    Participant *record
+    uint64_t status         # DYING, with the dead incarnation
+    uint64_t number
 
 
-cdef inline void refs_relap(Refs *refs) noexcept nogil:
-    """Empty every place under one new lap and point both hints there. Cells keep their jobs; the caller publishes them."""
-    cdef uint64_t lap = ((load_acquire_u64(refs.tail) & refs.position_mask) >> refs.size_bits) + 2
-    cdef uint64_t s, place
-    cdef int _tries
-    lap &= (<uint64_t> 1 << refs.lap_bits) - 1
-    for s in range(refs.size):
-        for _tries in range(64):
-            place = load_acquire_u64(&refs.places[s])
-            if cas_seq_cst_u64(&refs.places[s], place, ref_empty(refs, lap)):
-                break
-    store_release_u64(refs.head, (lap << refs.size_bits) & refs.position_mask)
-    store_release_u64(refs.tail, (lap << refs.size_bits) & refs.position_mask)
+cdef inline bint is_dead(Records *records, int fd, int64_t lock_base, uint64_t slot, uint64_t *status) noexcept nogil:
+    """Does the record of `slot` belong to somebody who holds no lock? `status` is what the record showed before the test."""
+    # D1: pairs with H1 and H3; whoever registers locks first and writes USED after, whoever leaves does it the other way round
+    status[0] = load_seq_cst_u64(&records.first[slot].status)
+    return status_state(status[0]) != SLOT_FREE and lock_test(fd, lock_base + <int64_t> slot) == 0
 
 
-cdef inline uint32_t refs_mend(Refs *refs) noexcept nogil:
-    """Consistent places keep their references; else all are emptied, after the word `due` was counted up.
-
-    Returns `due`, for `refs_mended` once all is published again. Several may be at it: each does the whole work, and only
-    the last one to empty the places can take `due` away.
-    """
-    cdef uint32_t due = load_seq_cst_u32(refs.due)
-    if refs_rebuild_hints(refs) != OK:
-        # 0 once in 2**32 repairs would mean "none is due": then counted once more
-        due = fetch_add_seq_cst_u32(refs.due, 1) + 1
-        if due == 0:
-            due = fetch_add_seq_cst_u32(refs.due, 1) + 1
-        refs_relap(refs)
-    return due
+cdef inline bint death_begin(Records *records, uint64_t slot, uint64_t status, Death *out) noexcept nogil:
+    """Mark the record of one that `is_dead` as DYING. False: it is somebody else's, or free, by now."""
+    out.record = &records.first[slot]
+    out.number = slot + 1
+    out.status = status_pack(status_incarnation(status), SLOT_DYING)
+    # D2: pairs with P1; from here on the incarnation has moved on for everybody
+    return status == out.status or cas_seq_cst_u64(&out.record.status, status, out.status)
 
 
-cdef inline void refs_mended(Refs *refs, uint32_t due) noexcept nogil:
-    """Every waiting cell has its reference again: the repair is over, unless somebody emptied the places since."""
-    if due:
-        cas_seq_cst_u32(refs.due, due, 0)
+cdef inline bint death_goes_on(Death *death) noexcept nogil:
+    """Is the number still the dead one's? Asked after a cell's word was read, and before the CAS from it."""
+    # D3: pairs with H1 and H3
+    return load_seq_cst_u64(&death.record.status) == death.status
 
 
-cdef inline Code refs_look(Refs *refs) noexcept nogil:
-    """Find the hints again in the places; where these contradict each other, say that a repair is due."""
-    if refs_rebuild_hints(refs) == OK:
-        return OK
-    fetch_add_seq_cst_u32(refs.due, 1)
-    return CORRUPT
+cdef inline uint64_t word_of(Cells *cells, uint64_t index) noexcept nogil:
+    # D4: pairs with C8; either whoever finishes a job sees the mark of its client (P1), or this sees its word
+    return load_seq_cst_u64(cell_word(cells, index))
 
 
-cdef inline void refs_mark(Refs *refs, Cells *cells, uint32_t states, uint8_t *seen) noexcept nogil:
-    """Set `seen[cell]` for every cell that a live reference leads to."""
-    cdef uint64_t s, place
-    for s in range(refs.size):
-        place = load_acquire_u64(&refs.places[s])
-        if ref_full(refs, place) and ref_is_live(refs, cells, states, place):
-            seen[ref_cell(refs, place)] = 1
-
-
-cdef inline uint64_t cell_mend(Cells *cells, uint64_t index, uint64_t most_owner, uint64_t me) noexcept nogil:
-    """Undo words that nobody can ever move on: unknown states, and owners that no participant can have.
-
-    Returns the word that the cell has now.
-    """
-    cdef uint64_t word = load_acquire_u64(cell_word(cells, index))
-    cdef uint64_t back
-    cdef bint nobody = word_owner(word) == 0 or word_owner(word) > most_owner
-    if word_state(word) > QUARANTINED or (nobody and word_is_one_of(word, 1 << WRITING | 1 << COLLECTED | 1 << FENCED)):
-        cell_free_if(cells, index, word)
-    elif nobody and word_state(word) == TAKEN:
-        back = word_pack(word_version(word) + 1, RETRY, me)
-        # C6: pairs with R3
-        cas_seq_cst_u64(cell_word(cells, index), word, back)
-    return load_acquire_u64(cell_word(cells, index))
+cdef inline void death_end(Death *death) noexcept nogil:
+    """The number is free again."""
+    record_leave(death.record, death.status)

@@ -8,16 +8,24 @@ What a death leaves: WRITING or TAKEN with a dead owner; READY or RETRY that no 
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 
 from subetha._atomics cimport cas_acq_rel_u64, cas_seq_cst_u64, load_acquire_u64, load_relaxed_u64, store_relaxed_u64
 from subetha._cells cimport (
-    Cells, cell_free_if, cell_free_owned, cell_publish, cell_word, cells_acquire, word_pack, word_state, word_version,
+    Cells, cell_free_if, cell_free_owned, cell_publish, cell_word, cells_acquire, word_is_one_of, word_owner, word_pack,
+    word_state, word_version,
 )
-from subetha._layout cimport CLAIMABLE, EMPTY, FREE, FULL, LOST, NO_PLACE, OK, READY, RETRY, TAKEN, Code, RingCell, RingLines
-from subetha._process cimport is_time_to_look, wake_one
-from subetha._rescue cimport refs_look
+from subetha._heartbeat cimport Records
+from subetha._layout cimport (
+    CLAIMABLE, EMPTY, FREE, FULL, LOST, NO_PLACE, OK, READY, RETRY, TAKEN, WRITING, Code, RingCell, RingLines,
+)
+from subetha._process cimport is_time_to_look, wake_one, wake_some
+from subetha._repair cimport cell_mend, refs_call_for_repair, refs_look, refs_mark, refs_mark_all, refs_mend, refs_mended
+from subetha._rescue cimport Death, death_begin, death_end, death_goes_on, is_dead, word_of
 from subetha._ring cimport Ref, Refs, refs_pass, refs_peek, refs_publish, refs_publish_due, refs_waits
+
+cdef enum:
+    PASSES = 64     # of one rescue; others may put something in the dead one's name between two of them, but not for long
 
 ctypedef struct Filled:
     uint64_t cell       # READY once it was filled, and still without a reference
@@ -137,3 +145,84 @@ cdef inline Code ring_has_space(void *context, bint thorough) noexcept nogil:
                 store_relaxed_u64(&ring.hint, i)
                 return OK
     return FULL
+
+
+# ---- repair and rescue ----
+
+
+cdef inline uint64_t ring_repair(Ring *ring, uint64_t most_owner, uint8_t *seen) noexcept nogil:
+    """Make places and cells agree again; how many messages were found. `seen`: a zeroed byte a cell."""
+    cdef uint64_t i, word
+    cdef uint64_t found = 0
+    cdef bint whole = True
+    cdef Code code
+    cdef uint32_t due = refs_mend(&ring.refs)
+    refs_mark(&ring.refs, &ring.cells, CLAIMABLE, seen)
+    for i in range(ring.cells.count):
+        word = cell_mend(&ring.cells, i, most_owner, ring.owner)
+        if not seen[i] and word_is_one_of(word, CLAIMABLE):
+            code = ring_publish_found(ring, word_version(word), i)
+            found += code == OK
+            whole = whole and code == OK
+    if whole:
+        refs_mended(&ring.refs, due)
+    wake_some(&ring.lines.items, 0x7FFFFFFF)
+    return found
+
+
+cdef inline uint64_t ring_rescue_pass(Ring *ring, Death *death, const uint8_t *seen) noexcept nogil:
+    """One pass over the cells; how many were not as they must be when the number is given free."""
+    cdef uint64_t i, word, back
+    cdef uint64_t found = 0
+    for i in range(ring.cells.count):
+        word = word_of(&ring.cells, i)
+        if word_owner(word) != death.number:
+            continue
+        if not death_goes_on(death):
+            return found
+        if word_state(word) == WRITING or (word_state(word) == READY and not seen[i]):
+            found += 1
+            # C4: pairs with C1
+            cell_free_if(&ring.cells, i, word)
+        elif word_state(word) == TAKEN or (word_state(word) == RETRY and not seen[i]):
+            found += 1
+            back = word_pack(word_version(word) + 1, RETRY, ring.owner)
+            # C6: pairs with R3
+            if cas_seq_cst_u64(cell_word(&ring.cells, i), word, back):
+                if ring_publish_found(ring, word_version(back), i) != OK:
+                    refs_call_for_repair(&ring.refs)
+    return found
+
+
+cdef inline bint ring_rescue(Ring *ring, Records *records, uint64_t slot, uint64_t status, uint8_t *seen) noexcept nogil:
+    """Rescue what the dead holder of `slot` has left, pass after pass until one finds nothing. False: it is not dead any more.
+
+    Where it cannot end (others damage the places) the record stays DYING for the next one who looks.
+    """
+    cdef Death death
+    cdef int _pass
+    if not death_begin(records, slot, status, &death):
+        return False
+    for _pass in range(PASSES):
+        memset(seen, 0, ring.cells.count)
+        if not refs_mark_all(&ring.refs, &ring.cells, CLAIMABLE, seen):
+            memset(seen, 0, ring.cells.count)
+            ring_repair(ring, records.count, seen)
+        elif ring_rescue_pass(ring, &death, seen) == 0:
+            death_end(&death)
+            break
+    wake_some(&ring.lines.items, 0x7FFFFFFF)
+    wake_some(&ring.lines.space, 0x7FFFFFFF)
+    return True
+
+
+cdef inline uint64_t ring_rescue_dead(
+    Ring *ring, Records *records, int fd, int64_t lock_base, uint8_t *seen
+) noexcept nogil:
+    """Rescue what every dead participant has left; how many of them."""
+    cdef uint64_t slot, status
+    cdef uint64_t rescued = 0
+    for slot in range(records.count):
+        if slot + 1 != ring.owner and is_dead(records, fd, lock_base, slot, &status):
+            rescued += ring_rescue(ring, records, slot, status, seen)
+    return rescued

@@ -4,6 +4,8 @@ cdef object RING_CELL_BYTES = layout.RING_CELL.itemsize
 
 cdef enum:
     REPAIRS = 8     # before a call gives up: others may damage or empty the places again
+    FULL_LOOK_MS = 20       # a call that finds the ring full looks for the dead, but not more often
+    EMPTY_LOOK_MS = 500     # one that finds it empty
     BATCH = 32      # messages written (or taken) before the first of them is published (or freed)
 
 
@@ -26,6 +28,7 @@ cdef class SharedRing(Mapped):
     cdef uint64_t payload_size
     cdef uint64_t cells_offset
     cdef uint64_t no_epoch
+    cdef int64_t rescued_ns     # when the dead were last looked for
 
     def __init__(self):
         raise TypeError("use SharedRing.create(path, capacity), SharedRing.open(path) or SharedRing.open_or_create(path, capacity)")
@@ -85,6 +88,8 @@ cdef class SharedRing(Mapped):
         ring.map_file(path, Kind.RING, readonly)
         try:
             ring.attach()
+            if not readonly and ring.somebody_is_dead():
+                ring.rescue()
         except BaseException:
             ring.close()
             raise
@@ -158,10 +163,16 @@ cdef class SharedRing(Mapped):
                 f"{self.file_path}: the lock that proves this process alive is gone (its descriptor was closed by other "
                 "code); its claims may run elsewhere; open the file again"
             )
-        cdef Number taken = take_number(
-            &self.records, self.fd, <int64_t> self.bytes.shape[0], os.getpid(), Role.WORKER, &self.no_epoch, False,
-            self.file_path,
-        )
+        cdef Number taken = None
+        while taken is None:
+            try:
+                taken = take_number(
+                    &self.records, self.fd, <int64_t> self.bytes.shape[0], os.getpid(), Role.WORKER, &self.no_epoch, False,
+                    self.file_path,
+                )
+            except errors.TableFull:
+                if not self.make_room():
+                    raise
         with cython.critical_section(self):
             if self.number is not None and self.number.is_mine():
                 # another thread was faster
@@ -251,6 +262,8 @@ cdef class SharedRing(Mapped):
     cdef inline Code push_text(self, Text *text) except? LOST:
         cdef Filled filled
         cdef Code code = ring_fill(&self.ring, text.data, text.length, &filled)
+        if code == FULL and self.rescued_by(FULL_LOOK_MS):
+            code = ring_fill(&self.ring, text.data, text.length, &filled)
         if code != OK:
             return code
         code = ring_publish(&self.ring, &filled)
@@ -340,11 +353,10 @@ cdef class SharedRing(Mapped):
                         code = wait_for(
                             &self.ring.lines.space, ring_has_space, &self.ring, &self.is_closed, deadline, &stage
                         )
-                    if code == OK:
-                        code = self.push_text(&text)
-                    elif code == SIGNAL:
+                    if code == SIGNAL:
                         PyErr_CheckSignals()
-                        code = FULL
+                    if code == OK or code == SIGNAL:
+                        code = self.push_text(&text)
                     elif code == TIMEOUT:
                         raise_code(FULL, self.file_path, f"{self.full_text()}, and none came free in {timeout} s")
             finally:
@@ -370,7 +382,7 @@ cdef class SharedRing(Mapped):
         Raises
         ------
         PayloadTooLarge, TypeError
-            Nothing went in.
+            Nothing went in; unless a payload was changed during the call, then those before it did.
         """
         cdef Text text
         cdef Filled filled[BATCH]
@@ -417,6 +429,8 @@ cdef class SharedRing(Mapped):
                 finally:
                     text_done(&text)
                 if code != OK:
+                    if self.rescued_by(FULL_LOOK_MS):
+                        continue
                     break
                 n += 1
         except BaseException:
@@ -450,6 +464,10 @@ cdef class SharedRing(Mapped):
     @cython.final
     cdef inline Code take_mending(self, Ref *ref) except? LOST:
         cdef Code code = ring_take(&self.ring, ref)
+        if code == OK:
+            return code
+        if code == EMPTY and self.rescued_by(EMPTY_LOOK_MS):
+            code = ring_take(&self.ring, ref)
         return code if code != CORRUPT else self.take_after_repair(ref)
 
     @cython.final
@@ -529,11 +547,10 @@ cdef class SharedRing(Mapped):
                     code = wait_for(
                         &self.ring.lines.items, ring_has_items, &self.ring, &self.is_closed, deadline, &stage
                     )
-                if code == OK or code == CORRUPT:
-                    code = self.take_mending(ref)
-                elif code == SIGNAL:
+                if code == SIGNAL:
                     PyErr_CheckSignals()
-                    code = EMPTY
+                if code == OK or code == CORRUPT or code == SIGNAL:
+                    code = self.take_mending(ref)
                 elif code == TIMEOUT:
                     raise_code(EMPTY, self.file_path, f"no message came in {timeout} s")
         if code != OK:
@@ -602,11 +619,12 @@ cdef class SharedRing(Mapped):
         cdef int n = 0
         refs_prefetch(&self.ring.refs, &self.ring.cells, wanted)
         while n < wanted:
-            code = ring_take(&self.ring, &refs[n])
-            if code == CORRUPT and n == 0 and is_first:
-                code = self.take_after_repair(&refs[n])
+            if n == 0 and is_first:
+                code = self.take_mending(&refs[n])
                 if code == CORRUPT:
                     raise_code(code, self.file_path, "")
+            else:
+                code = ring_take(&self.ring, &refs[n])
             if code != OK:
                 break
             if self.length_of(&refs[n]) > self.payload_size:
@@ -710,30 +728,81 @@ cdef class SharedRing(Mapped):
             How many messages were found again.
 
         """
-        cdef uint64_t i, word
-        cdef uint64_t found = 0
-        cdef bint whole = True
-        cdef Code code
-        cdef uint32_t due
+        cdef uint64_t found
         cdef uint8_t[::1] seen
         self.enter()
         try:
             self.join()
             seen = np.zeros(self.ring.cells.count, np.uint8)
-            due = refs_mend(&self.ring.refs)
-            refs_mark(&self.ring.refs, &self.ring.cells, CLAIMABLE, &seen[0])
-            for i in range(self.ring.cells.count):
-                word = cell_mend(&self.ring.cells, i, self.records.count, self.ring.owner)
-                if not seen[i] and word_is_one_of(word, CLAIMABLE):
-                    code = ring_publish_found(&self.ring, word_version(word), i)
-                    found += code == OK
-                    whole = whole and code == OK
-            if whole:
-                refs_mended(&self.ring.refs, due)
-            wake_some(&self.ring.lines.items, 0x7FFFFFFF)
+            with nogil:
+                found = ring_repair(&self.ring, self.records.count, &seen[0])
             return found
         finally:
             self.leave()
+
+    def rescue(self):
+        """Move on what dead participants have left: messages they had claimed wait again, their cells and slots are free.
+
+        `open`, a push that finds no free cell, and waits that last do it by themselves. Others may push, pop and rescue
+        meanwhile. A message that a dead process was popping comes again.
+
+        Returns
+        -------
+        int
+            How many dead participants there were.
+        """
+        self.enter()
+        try:
+            self.join()
+            return self.rescue_dead()
+        finally:
+            self.leave()
+
+    @cython.final
+    cdef uint64_t rescue_dead(self) except? 0xFFFFFFFF:
+        cdef uint64_t rescued
+        cdef int64_t lock_base = self.bytes.shape[0]
+        cdef uint8_t[::1] seen = np.zeros(self.ring.cells.count, np.uint8)
+        with nogil:
+            rescued = ring_rescue_dead(&self.ring, &self.records, self.fd, lock_base, &seen[0])
+        return rescued
+
+    @cython.final
+    cdef bint somebody_is_dead(self) noexcept:
+        cdef uint64_t slot, status
+        for slot in range(self.records.count):
+            if slot + 1 != self.ring.owner and is_dead(&self.records, self.fd, self.bytes.shape[0], slot, &status):
+                return True
+        return False
+
+    @cython.final
+    cdef bint rescued_by(self, int64_t period_ms) except -1:
+        """Rescue, unless that was looked for within the period. True where somebody was dead."""
+        cdef int64_t now = monotonic_ns()
+        if now - self.rescued_ns < period_ms * 1000000:
+            return False
+        self.rescued_ns = now
+        return self.somebody_is_dead() and self.rescue_dead() > 0
+
+    @cython.final
+    cdef bint make_room(self) except -1:
+        """Where every number is taken: rescue in the name of a dead one, whose byte this process locks meanwhile."""
+        cdef Ring ring = self.ring
+        cdef Number number
+        cdef uint64_t slot, status
+        cdef uint8_t[::1] seen
+        for slot in range(self.records.count):
+            if not is_dead(&self.records, self.fd, self.bytes.shape[0], slot, &status):
+                continue
+            number = Number()
+            if registration_lock(&number.kept, self.fd, <int64_t> self.bytes.shape[0] + <int64_t> slot) != 0:
+                continue
+            ring.owner = slot + 1
+            seen = np.zeros(ring.cells.count, np.uint8)
+            with nogil:
+                ring_rescue(&ring, &self.records, slot, status, &seen[0])
+            return status_state(load_acquire_u64(&self.records.first[slot].status)) == SLOT_FREE
+        return False
 
 
 @cython.final

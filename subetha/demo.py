@@ -10,6 +10,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import signal
 import stat
 import struct
 import sysconfig
@@ -20,7 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Self
 
-from subetha.errors import ArenaFull, Empty, Full, PassError, SchedError, SubethaError, TransportError
+from subetha.errors import ArenaFull, Empty, Full, PassError, SchedError, TransportError
 from subetha.jobqueue import JobQueue
 from subetha.pass_registry import Pass, register
 from subetha.worker import WorkerPool, WorkerPoolBroken, signals_deferred
@@ -52,8 +53,6 @@ SHARED_MEMORY: Final = "/dev/shm"
 READING_ROUNDS: Final = 5
 """So often is a file read in a worker that changes between its reading and the check."""
 
-LOST_JOBS_SECONDS: Final = 30.0
-"""After the death of a worker: so long without a result, and without a job in any worker, and the rest is lost."""
 
 _CHUNK_BYTES = 256 * 1024
 _RESULTS_AT_ONCE = 256
@@ -312,16 +311,17 @@ class DemoReport:
             "mismatched": len(self.mismatches),
             "redelivered": self.redelivered,
             "duplicates": self.duplicates,
+            "lost": self.lost,
             "killed": self.killed,
         }
 
 
-class _JobsLost(SubethaError):
-    """Jobs died with their worker."""
-
-
 def run_demo(
-    folder: bytes, workers: int, *, progress: Callable[[int, int], None] = lambda _done, _all: None
+    folder: bytes,
+    workers: int,
+    *,
+    kill: bool = True,
+    progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> DemoReport:
     """Hash every regular file below `folder` in worker processes and check each digest here.
 
@@ -334,6 +334,8 @@ def run_demo(
         An absolute path of any length.
     workers : int
         How many worker processes, at least 1.
+    kill : bool
+        Kill one of them by SIGKILL once half of the files are done.
     progress : callable, optional
         Called with the numbers of files that are done and of all.
 
@@ -350,7 +352,7 @@ def run_demo(
         pool = WorkerPool([__name__], queue.path, workers)
         try:
             pool.start()
-            run = _Run(queue, pool, paths, report, progress)
+            run = _Run(queue, pool, paths, report, progress, kill)
             run.go()
             pool.stop()
         finally:
@@ -358,6 +360,7 @@ def run_demo(
                 pool.kill()
                 pool.stop()
             report.killed = pool.deaths
+            report.redelivered = queue.redelivered
     report.failures.sort()
     return report
 
@@ -405,6 +408,7 @@ class _Run:
     paths: list[bytes]
     report: DemoReport
     progress: Callable[[int, int], None]
+    to_kill: bool
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
@@ -414,7 +418,6 @@ class _Run:
         self.rounds: dict[bytes, int] = {}
         self.done = 0
         self.room = True
-        self.idle_since: float | None = None
 
     def go(self) -> None:
         """Run until every job came back and was checked, or until that cannot happen any more."""
@@ -425,12 +428,14 @@ class _Run:
                 if self.outstanding or self.to_submit:
                     self.pool.poll()
                 self.submit()
+                if self.to_kill and self.done and self.done >= self.report.files // 2:
+                    self.kill_one()
                 if not self.collect():
                     if self.to_check:
                         self.check(*self.to_check.popleft())
                     elif self.outstanding:
                         self.wait()
-        except (WorkerPoolBroken, _JobsLost) as error:
+        except WorkerPoolBroken as error:
             self.report.problem = str(error)
             self.pool.stop()
             while self.collect():
@@ -465,16 +470,12 @@ class _Run:
         return bool(results)
 
     def wait(self) -> None:
-        try:
+        with contextlib.suppress(Empty):
             result = self.queue.recv(timeout=0.1)
-        except Empty:
-            self.give_up_lost_jobs()
-        else:
             self.take(result.token, result.result)
 
     def take(self, job_id: int, result: bytes | PassError) -> None:
         self.room = True
-        self.idle_since = None
         path = self.outstanding.pop(job_id, None)
         if path is None:
             self.report.duplicates += 1
@@ -485,7 +486,6 @@ class _Run:
 
     def check(self, path: bytes, found: Fingerprint) -> None:
         """Compare a worker's digest with one computed here."""
-        self.idle_since = None
         try:
             here = _read_for_check(path)
         except OSError as error:
@@ -512,23 +512,15 @@ class _Run:
         self.done += 1
         self.progress(self.done, self.report.files)
 
-    def give_up_lost_jobs(self) -> None:
-        """Raise when a worker died and, for long, no other has had a job in hand: what is missing died with it."""
-        if self.pool.deaths == 0 or self.any_in_flight():
-            self.idle_since = None
-        elif self.idle_since is None:
-            self.idle_since = self.clock()
-        elif self.clock() - self.idle_since >= LOST_JOBS_SECONDS:
-            raise _JobsLost(
-                f"they died with their worker (workers that died: {self.pool.deaths}; for {LOST_JOBS_SECONDS:g} s no "
-                "worker had a job in hand and no result came)"
-            )
-
-    def any_in_flight(self) -> bool:
+    def kill_one(self) -> None:
+        """End a worker by SIGKILL, one with a job in hand if there is any at this moment."""
+        self.to_kill = False
         table = self.queue.heartbeat
-        pids = set(self.pool.pids)
         snapshots = (table.snapshot(slot) for slot in range(table.capacity))
-        return any(found is not None and found.pid in pids and found.in_flight_bitmap != 0 for found in snapshots)
+        busy = {found.pid for found in snapshots if found is not None and found.in_flight_bitmap}
+        pids = sorted(self.pool.pids, key=lambda pid: pid not in busy)
+        if pids:
+            os.kill(pids[0], signal.SIGKILL)
 
 
 def default_folder() -> bytes:

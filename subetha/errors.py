@@ -67,5 +67,13 @@ class ExecutionError(PassError):
     """A handler raised; the text begins with the class name of what it raised."""
 
 
+class WorkerDied(PassError):
+    """The worker that ran a job died, in every attempt that the job was allowed."""
+
+
+class JobTimeout(PassError, TimeoutError):
+    """A job ran longer than its timeout allowed, and was ended."""
+
+
 class ResultTooLarge(SchedError, PassError):
     """A result does not fit the result transport; it reaches the submitter in place of the result."""

@@ -22,6 +22,7 @@ from subetha import files
 from subetha._core import HeartbeatTable, JobClaim, QueueHandle
 from subetha.errors import LayoutMismatch, UnsupportedTransportFamily
 from subetha.layout import (
+    CAUSES,
     GEOMETRY_NAMES,
     LINE,
     MIN_BLOCK_BYTES,
@@ -29,6 +30,7 @@ from subetha.layout import (
     PRIORITIES,
     QUEUE_GEOMETRY,
     STATE_SHIFT,
+    UNKNOWN_CAUSE,
     CellState,
     Kind,
     Role,
@@ -74,6 +76,44 @@ class QueueStats(NamedTuple):
     arena_backed_bytes: int
 
 
+class WorkerDeath(NamedTuple):
+    """One death of a worker while it ran a job.
+
+    Attributes
+    ----------
+    when_ns : int
+        When it was noticed, in ns since 1970.
+    pid : int
+        The worker's process id.
+    exit_code : int or None
+        As `subprocess.Popen.returncode` (negative for a signal); None where nobody who could know it saw the death.
+    """
+
+    when_ns: int
+    pid: int
+    exit_code: int | None
+
+
+class DeadLetter(NamedTuple):
+    """A job that was not to be tried again: its worker died in every attempt.
+
+    Attributes
+    ----------
+    job_id : int
+    attempts : int
+        How often it was started.
+    submitted_ns : int
+        When it was handed in, in ns since 1970.
+    deaths : tuple of WorkerDeath
+        The last four, oldest first.
+    """
+
+    job_id: int
+    attempts: int
+    submitted_ns: int
+    deaths: tuple[WorkerDeath, ...]
+
+
 class JobQueue(QueueHandle):
     """A queue directory, opened.
 
@@ -81,7 +121,8 @@ class JobQueue(QueueHandle):
     submit, claim or receive, and its results come back to it alone. Results that were not collected when it closes are
     dropped; its jobs still run.
 
-    Calls: `submit`, `cancel`, `try_recv`, `recv`, `recv_many`, `try_claim`, `claim`, `stats`, `cells`, `repair`, `close`.
+    Calls: `submit`, `cancel`, `try_recv`, `recv`, `recv_many`, `try_claim`, `claim`, `stats`, `cells`, `rescue`,
+    `dead_letters`, `retry_dead`, `drop_dead`, `repair`, `close`.
     """
 
     @classmethod
@@ -232,6 +273,12 @@ class JobQueue(QueueHandle):
             arena_backed_bytes=self.arena_backed_bytes,
         )
 
+    def dead_letters(self) -> list[DeadLetter]:
+        """List the jobs that ended after their last attempt, with every death that is remembered. Does not block."""
+        cells = self.cells()
+        states = (cells["word"] >> STATE_SHIFT).astype(np.uint8) & 0xF
+        return [_letter(cell) for cell in cells[states == CellState.DEAD]]
+
     @property
     def submit_side(self) -> "SubmitSide":
         """The queue as a transport of submit frames; its claims reply to the client that submitted."""
@@ -312,6 +359,25 @@ class ResultSide:
     def pop(self, timeout: float | None = None) -> bytes:
         """As `try_pop`, waiting for a result."""
         return self._queue._pop_frame(timeout)
+
+
+def _letter(cell: np.void) -> DeadLetter:
+    attempts = int(cell["attempts"])
+    kept = min(attempts, CAUSES)
+    causes = (cell["causes"][n % CAUSES] for n in range(attempts - kept, attempts))
+    return DeadLetter(
+        job_id=int(cell["job_id"]),
+        attempts=attempts,
+        submitted_ns=int(cell["submitted_ns"]),
+        deaths=tuple(
+            WorkerDeath(
+                when_ns=int(cause["when_ns"]),
+                pid=int(cause["pid"]),
+                exit_code=None if cause["code"] == UNKNOWN_CAUSE else int(cause["code"]),
+            )
+            for cause in causes
+        ),
+    )
 
 
 def _geometry(

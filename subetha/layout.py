@@ -83,6 +83,7 @@ class Role(enum.IntEnum):
 
     WORKER = 1
     CLIENT = 2
+    SUPERVISOR = 3
 
 
 class HeartbeatSnapshot(NamedTuple):
@@ -133,9 +134,6 @@ RING_LINES = np.dtype(
 )
 """Hints of a ring, the futex words of those who wait for items and for space, and "a repair is due" where not 0."""
 
-JOB_IS_CHARGED = 1
-"""Bit of a job cell's `flags`: its worker has said `started()`."""
-
 POOL_LINES = np.dtype(
     {
         "names": ["items", "space"],
@@ -163,6 +161,13 @@ QUEUE_GEOMETRY = np.dtype(
 RING_CELL = np.dtype([("word", "<u8"), ("length", "<u4"), ("reserved", "<u4")])
 """Header of a cell of a structure used alone; the payload follows."""
 
+CAUSE = np.dtype([("when_ns", "<u8"), ("pid", "<u4"), ("code", "<i4")])
+"""One death of a worker while it ran the job; `code` as `subprocess.Popen.returncode` has it, or UNKNOWN_CAUSE."""
+
+UNKNOWN_CAUSE = -(2**31)
+CAUSES = 4
+"""How many deaths a job cell remembers: the last ones."""
+
 JOB_CELL = np.dtype(
     [
         ("word", "<u8"),
@@ -174,8 +179,7 @@ JOB_CELL = np.dtype(
         ("attempts", "<u2"),
         ("max_attempts", "<u2"),
         ("priority", "u1"),
-        ("flags", "u1"),
-        ("reserved", "<u2"),
+        ("reserved", "V3"),
         ("timeout_ns", "<u8"),
         ("submitted_ns", "<u8"),
         ("started_ns", "<u8"),
@@ -185,13 +189,20 @@ JOB_CELL = np.dtype(
         ("cancel", "<u4"),
         ("job_crc32", "<u4"),
         ("result_crc32", "<u4"),
-        ("reserved2", "<u4"),
-        ("reserved3", "<u8"),
+        ("charged", "<u4"),
+        ("reserved2", "<u8"),
+        ("causes", CAUSE, (CAUSES,)),
     ]
 )
-"""Header of a cell of a queue; the job area and the result area follow."""
+"""Header of a cell of a queue; the job area and the result area follow.
 
-TABLE_LINES = np.dtype({"names": ["epoch"], "formats": ["<u8"], "offsets": [0], "itemsize": HOT_LINE})
+`charged` is 2 * version + 1 (low 32 bits) of the claim whose start counted as an attempt.
+"""
+
+TABLE_LINES = np.dtype(
+    {"names": ["epoch", "leader"], "formats": ["<u8", "<u8"], "offsets": [0, 8], "itemsize": HOT_LINE}
+)
+"""`leader` = term << 16 | number of the participant that ticks the epoch and looks for those who lapsed."""
 
 PARTICIPANT = np.dtype(
     [

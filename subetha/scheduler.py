@@ -27,6 +27,7 @@ from subetha.errors import (
     TransportError,
     UnsupportedTransportFamily,
 )
+from subetha.failover import FailoverWatchdog, ReclaimReport
 from subetha.layout import MAX_CELLS, MAX_PARTICIPANTS, MIN_CELLS, Role
 from subetha.pass_registry import PassRegistry, default_registry
 from subetha.transport import (
@@ -668,9 +669,18 @@ class BackgroundScheduler:
         """Return the worker's slot in the heartbeat table."""
         return self._slot
 
-    def watchdog_scan(self) -> None:
-        """Raise NotImplementedError: there is no rescue of the dead yet."""
-        raise NotImplementedError("watchdog_scan: this version rescues nothing; a dead worker's passes stay claimed")
+    def watchdog_scan(self) -> ReclaimReport:
+        """Begin the next epoch of the heartbeat table and report who has fallen silent with work in hand.
+
+        This process is never judged. A dead participant's claims need no scan: whoever uses the same transports moves
+        them on (see `SharedRing.rescue`).
+
+        Returns
+        -------
+        ReclaimReport
+            See `FailoverWatchdog.scan`; the grace is one epoch.
+        """
+        return FailoverWatchdog(self.heartbeat(), spared_pid=os.getpid()).scan()
 
     def close(self, timeout: float | None = None) -> None:
         """Stop the worker, wait until it has finished the job in hand, and close what `start` opened.

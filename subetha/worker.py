@@ -407,7 +407,7 @@ class WorkerPool:
         if self._queue is not None or self._stopping:
             raise RuntimeError("a pool is started once; make another WorkerPool")
         _see_that_there_is_a_queue(self.queue_path)
-        self._queue = JobQueue.open(self.queue_path, readonly=True)
+        self._queue = JobQueue.open(self.queue_path, role=Role.SUPERVISOR)
         with self._undisturbed():
             for place in self._places:
                 self._start(place)
@@ -499,7 +499,7 @@ class WorkerPool:
         return not self._killed
 
     def kill(self) -> None:
-        """End every worker at once by SIGKILL; `stop` reaps them. What they had in hand stays claimed in the queue."""
+        """End every worker at once by SIGKILL; `stop` reaps them. What they had in hand waits in the queue again."""
         self._stopping = True
         for place in self._places:
             place.due = None
@@ -592,6 +592,7 @@ class WorkerPool:
         os.close(worker.pidfd)
         lived = self._clock() - worker.started
         completed = self._completed_by(worker)
+        self._rescue(worker.process.pid, returncode)
         place.running = None
         who = f"{self._name(place)} (pid {worker.process.pid})"
         cause = exit_cause(returncode)
@@ -606,6 +607,14 @@ class WorkerPool:
         quick = completed == 0 and lived < QUICK_DEATH_SECONDS
         self.deaths += 1
         self._after_death(place, who, cause, quick=quick, comes_again=returncode == EXIT_CANNOT_START)
+
+    def _rescue(self, pid: int, returncode: int) -> None:
+        """Let the jobs of a worker that has ended run again at once, and note how it ended."""
+        assert self._queue is not None
+        try:
+            self._queue.rescue({pid: returncode})
+        except (SubethaError, OSError, MemoryError) as error:
+            self._report(f"subetha: the jobs of pid {pid} wait until another process looks for the dead: {error}")
 
     def _after_death(self, place: _Place, who: str, cause: str, *, quick: bool, comes_again: bool = False) -> None:
         place.quick_deaths = place.quick_deaths + 1 if quick else 0

@@ -28,12 +28,15 @@ __all__ = ["command"]
     show_default="one for each processor",
     help="How many worker processes, 1 to 512.",
 )
+@click.option("--kill/--no-kill", default=True, show_default=True, help="Kill one worker by SIGKILL when half is done.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
-def command(folder: bytes | None, workers: int, as_json: bool) -> None:
+def command(folder: bytes | None, workers: int, kill: bool, as_json: bool) -> None:
     """Hash every regular file below FOLDER in worker processes and check every digest.
 
     FOLDER is Python's standard library when it is not given. Symbolic links are not followed. Files that cannot be
     read count as failed and are listed with their errors.
+
+    Half-way one worker is killed by SIGKILL, to show that its jobs are run again: lost and duplicates stay 0.
 
     The exit code is 0 exactly if no digest differs from the one computed in this process and every job came back.
     """
@@ -44,7 +47,7 @@ def command(folder: bytes | None, workers: int, as_json: bool) -> None:
     try:
         start = default_folder() if folder is None else _absolute(folder)
         with _progress_bar() as progress:
-            report = run_demo(start, workers, progress=progress)
+            report = run_demo(start, workers, kill=kill, progress=progress)
     except KeyboardInterrupt:
         click.echo("subetha demo: interrupted", err=True)
         sys.exit(128 + signal.SIGINT)
@@ -104,7 +107,7 @@ def _print_table(report: "DemoReport") -> None:
     table.add_column()
     table.add_column(justify="right")
     for name, value in report.as_dict().items():
-        trouble = name in ("failed", "mismatched") and value > 0
+        trouble = name in ("failed", "mismatched", "duplicates", "lost") and value > 0
         text = f"{value:,.3f}" if isinstance(value, float) else f"{value:,}"
         table.add_row(name, text, style="bold red" if trouble else None)
     console.print(table)

@@ -36,6 +36,8 @@ typedef struct registration {
     int lock_fd;                  /* the description that holds the lock; -1: none */
     int probe_fd;                 /* another description of the same file, for tests */
     int auto_beat;
+    int (*look)(void *);          /* called by the timer; gives the ms until it wants to be called again, or 0 */
+    void *look_at;
     int64_t lost;                 /* 1: the lock is gone although nobody gave it up */
     int64_t inherited;            /* 1: made by the process that forked this one */
 } registration;
@@ -138,8 +140,9 @@ static void after_fork_in_child(void)
     init_condition();
 }
 
-static void timer_tick(void)
+static int timer_tick(void) /* ms until somebody wants the next tick, or 0 */
 {
+    int soonest = 0;
     for (registration *r = process_registrations; r; r = r->next) {
         if (!r->status)
             continue;
@@ -150,6 +153,12 @@ static void timer_tick(void)
         if (r->auto_beat && load_acquire_u64(r->status) == r->expected_status)
             store_release_u64(r->last_seen, load_acquire_u64(r->epoch));
     }
+    for (registration *r = process_registrations; r; r = r->next) {
+        int ms = r->look && !private_get(&r->lost) ? r->look(r->look_at) : 0;
+        if (ms && (!soonest || ms < soonest))
+            soonest = ms;
+    }
+    return soonest;
 }
 
 static void *timer_main(void *unused)
@@ -157,8 +166,8 @@ static void *timer_main(void *unused)
     (void)unused;
     pthread_mutex_lock(&process_mutex);
     while (process_registrations) {
-        timer_tick();
-        int64_t until = monotonic_ns() + TIMER_PERIOD_NS;
+        int ms = timer_tick();
+        int64_t until = monotonic_ns() + (ms ? ms * 1000000LL : TIMER_PERIOD_NS);
         struct timespec limit = {until / 1000000000LL, until % 1000000000LL};
         pthread_cond_timedwait(&process_changed, &process_mutex, &limit);
     }
@@ -204,6 +213,7 @@ static int registration_lock(registration *r, int fd, int64_t byte)
         r->status = NULL;
         r->byte = byte;
         r->probe_fd = fd;
+        r->look = NULL;
         r->lost = r->inherited = 0;
         r->lock_fd = lock_take(fd, byte);
         why = r->lock_fd < 0 ? errno : 0;
@@ -229,6 +239,17 @@ static int registration_watch(registration *r, uint64_t *status, uint64_t expect
     int why = start_timer();
     pthread_mutex_unlock(&process_mutex);
     return why;
+}
+
+/* From here on (look: NULL, until here) the timer calls look(at) at every tick, and at once. */
+static void registration_look(registration *r, int (*look)(void *), void *at)
+{
+    pthread_mutex_lock(&process_mutex);
+    r->look = look;
+    r->look_at = at;
+    if (look)
+        pthread_cond_signal(&process_changed);
+    pthread_mutex_unlock(&process_mutex);
 }
 
 /* Forget the registration and let the lock go. The timer ends with the last one. */

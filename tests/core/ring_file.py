@@ -3,8 +3,12 @@
 Also imported by the scripts that tests run in other processes.
 """
 
+import contextlib
+import ctypes
+import errno
 import fcntl
 import os
+import platform
 import struct
 
 import numpy as np
@@ -32,6 +36,33 @@ def lock_is_held(path, byte):
     probe = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
     with open(path, "r+b") as file:
         return struct.unpack("hhqqi4x", fcntl.fcntl(file, fcntl.F_OFD_GETLK, probe))[0] != fcntl.F_UNLCK
+
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+SYS_FUTEX = {"x86_64": 202, "aarch64": 98}
+FUTEX_CMP_REQUEUE = 4
+
+
+def asleep_on(word):
+    """How many threads, of all processes, sleep in the kernel on a futex word (a numpy array of one u4) of a mapped file.
+
+    The kernel counts those whom it moves from one word to another, here to the same, and wakes nobody.
+    """
+    address, any_number = ctypes.c_void_p(word.ctypes.data), ctypes.c_void_p(2**31 - 1)
+    while True:
+        moved = LIBC.syscall(
+            ctypes.c_long(SYS_FUTEX[platform.machine()]),
+            address,
+            ctypes.c_int(FUTEX_CMP_REQUEUE),
+            ctypes.c_int(0),
+            any_number,
+            address,
+            ctypes.c_uint32(int(word[0])),
+        )
+        if moved >= 0:
+            return moved
+        if ctypes.get_errno() != errno.EAGAIN:  # it only changed meanwhile
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 class RingFile:
@@ -131,6 +162,14 @@ class RingFile:
     def lock_of(self, slot):
         """Is the lock held that proves the life of the participant in that slot?"""
         return lock_is_held(self.path, len(self.contents) + slot)
+
+    @contextlib.contextmanager
+    def all_slots_held(self):
+        """Hold the lock of every slot, as so many living participants do."""
+        with open(self.path, "r+b") as file:
+            lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, len(self.contents), len(self.records), 0)
+            fcntl.fcntl(file, fcntl.F_OFD_SETLK, lock)
+            yield
 
     def write_message(self, cell, payload, *, state=CellState.READY, owner=0, version=None):
         """Make a cell hold a message, without any reference to it."""

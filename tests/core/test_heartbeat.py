@@ -166,7 +166,7 @@ class TestRegistering:
     def test_a_role_may_be_its_number(self, table):
         assert table.snapshot(table.register(ME, role=2)).role is Role.CLIENT
 
-    @pytest.mark.parametrize("role", [0, 3, "worker", None])
+    @pytest.mark.parametrize("role", [0, 4, "worker", None])
     def test_an_unknown_role_is_refused(self, table, role):
         with pytest.raises(ValueError, match="is not a valid Role"):
             table.register(ME, role)

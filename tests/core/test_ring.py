@@ -27,7 +27,7 @@ from subetha.errors import (
 )
 from subetha.layout import LINE, RING_PARTICIPANTS, CellState, SlotState
 
-from .ring_file import RingFile
+from .ring_file import RingFile, asleep_on
 from .traffic import payload_of
 
 WAIT_S = 30
@@ -36,6 +36,7 @@ CALLS = {
     "try_push": lambda ring: ring.try_push(b"x"),
     "push": lambda ring: ring.push(b"x", timeout=WAIT_S),
     "push_many": lambda ring: ring.push_many([b"x", b"y"]),
+    "rescue": lambda ring: ring.rescue(),
     "try_pop": lambda ring: ring.try_pop(),
     "pop": lambda ring: ring.pop(timeout=WAIT_S),
     "pop_many": lambda ring: ring.pop_many(2),
@@ -346,6 +347,125 @@ class TestOrder:
         first.ack()
 
 
+class TestBatches:
+    """push_many and pop_many write and take by batches of 32; no edge of one may show."""
+
+    @pytest.mark.parametrize("count", [31, 32, 33, 65, 100])
+    def test_any_number_of_messages_comes_back_whole_and_in_order(self, path, count):
+        messages = [payload_of(1, i, 8 + i % 49) for i in range(count)]
+        with SharedRing.create(path, 128) as ring:
+            for taken_at_once in (count, 2**20, 33, 1):
+                assert ring.push_many(messages) == len(ring) == count
+                got = []
+                while len(got) < count:
+                    got += ring.pop_many(taken_at_once)
+                    assert len(ring) == count - len(got)
+                assert got == messages
+                assert ring.pop_many(1) == []
+            assert RingFile(path).states == [CellState.FREE] * 128
+
+    @pytest.mark.parametrize("n", [31, 32, 33, 64, 65])
+    def test_pop_many_takes_no_more_than_it_was_asked_for(self, path, n):
+        messages = [payload_of(1, i) for i in range(100)]
+        with SharedRing.create(path, 128) as ring:
+            ring.push_many(messages)
+            assert ring.pop_many(n) == messages[:n]
+            assert len(ring) == 100 - n
+            assert ring.try_pop() == messages[n]
+
+    @pytest.mark.parametrize(("capacity", "waiting"), [(2, 0), (4, 1), (64, 0), (64, 1), (64, 31), (64, 33), (64, 64)])
+    def test_a_ring_that_becomes_full_on_the_way_takes_exactly_what_fits(self, path, capacity, waiting):
+        earlier = [payload_of(1, i) for i in range(waiting)]
+        messages = [payload_of(2, i) for i in range(100)]
+        with SharedRing.create(path, capacity) as ring:
+            for _ in range(3):
+                assert ring.push_many(earlier) == waiting
+                assert ring.push_many(messages) == capacity - waiting
+                assert RingFile(path).states == [CellState.READY] * capacity
+                assert ring.push_many(messages) == 0
+                with pytest.raises(Full):
+                    ring.try_push(b"more")
+                assert ring.pop_many(200) == earlier + messages[: capacity - waiting]
+                assert RingFile(path).states == [CellState.FREE] * capacity
+
+    def test_claimed_cells_in_the_way_are_stepped_over(self, path):
+        messages = [payload_of(2, i) for i in range(100)]
+        with SharedRing.create(path, 64) as ring:
+            ring.push_many([payload_of(1, i) for i in range(64)])
+            held = {}
+            for i in range(64):
+                claim = ring.try_claim()
+                if i in {0, 31, 32, 40}:
+                    held[i] = claim
+                else:
+                    claim.ack()
+            assert ring.push_many(messages) == 60
+            assert ring.pop_many(100) == messages[:60]
+            for i, claim in held.items():
+                assert claim.tobytes() == payload_of(1, i)
+                claim.ack()
+            assert ring.push_many(messages) == 64
+
+    @pytest.mark.parametrize("place", [0, 1, 31, 32, 40, 64, 99])
+    @pytest.mark.parametrize("spoilt", ["grown", "gone"])
+    def test_a_payload_spoilt_after_it_was_checked_stays_out_alone_with_all_behind_it(
+        self, path, monkeypatch, place, spoilt
+    ):
+        buffer = bytearray(payload_of(1, place))
+        view = memoryview(buffer) if spoilt == "gone" else buffer
+        messages = [payload_of(1, i) for i in range(100)]
+        getpid = os.getpid
+
+        def spoil():
+            # the first call on a handle asks for the pid to take its number: other threads run meanwhile, too
+            view.release() if spoilt == "gone" else buffer.extend(b"\xff" * 244)
+            return getpid()
+
+        with SharedRing.create(path, 128) as ring:
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "getpid", spoil)
+                error, text = {
+                    "grown": (PayloadTooLarge, "expected at most 56 bytes, found 300; send less"),
+                    "gone": (ValueError, "released memoryview"),
+                }[spoilt]
+                with pytest.raises(error, match=text):
+                    ring.push_many([*messages[:place], view, *messages[place + 1 :]])
+            buffer.clear()
+            raw = RingFile(path)
+            assert raw.states == [CellState.READY] * place + [CellState.FREE] * (128 - place)
+            assert b"\xff" not in raw.contents[raw.cells_at :].tobytes()
+            assert len(ring) == place
+            assert ring.pop_many(200) == messages[:place]
+            assert ring.push_many(messages + messages) == 128
+            assert ring.pop_many(200) == (messages + messages)[:128]
+
+    def test_a_spoilt_payload_does_not_keep_who_sleeps_from_the_messages_before_it(
+        self, path, monkeypatch, in_threads, eventually
+    ):
+        payload = bytearray(b"short")
+        getpid = os.getpid
+        SharedRing.create(path, 64).close()
+        with SharedRing.open(path) as popper, SharedRing.open(path) as pusher:
+            assert popper.pop_many(1) == []  # which takes its number
+            items = RingFile(path).lines["items"]
+
+            def grow():
+                payload.extend(bytes(300))
+                return getpid()
+
+            def push():
+                eventually(lambda: asleep_on(items) == 2, "both sleep")
+                with monkeypatch.context() as patch:
+                    patch.setattr(os, "getpid", grow)
+                    with pytest.raises(PayloadTooLarge):
+                        pusher.push_many([b"a", b"b", payload, b"c"])
+                return asleep_on(items)
+
+            *popped, still_asleep = in_threads(lambda: popper.pop(WAIT_S), lambda: popper.pop(WAIT_S), push)
+            assert sorted(popped) == [b"a", b"b"]
+            assert still_asleep == 0
+
+
 class TestPayloads:
     @pytest.mark.parametrize("payload_bytes", [8, 9, 56, 64, 1000, 4088])
     def test_every_length_up_to_the_limit_comes_back_exactly(self, path, payload_bytes):
@@ -636,13 +756,25 @@ class TestHandles:
     def test_without_a_free_number_nothing_is_pushed_and_the_error_says_how_many_there_are(self, path, ring):
         raw = RingFile(path)
         raw.records["status"] = SlotState.USED
-        for call in (lambda: ring.try_push(b"x"), ring.try_pop, ring.try_claim, lambda: ring.push(b"x")):
-            with pytest.raises(TableFull, match=f"all {RING_PARTICIPANTS} slots are taken; close a handle"):
-                call()
-        raw.records["status"][RING_PARTICIPANTS - 1] = SlotState.FREE
+        with raw.all_slots_held():
+            for call in (lambda: ring.try_push(b"x"), ring.try_pop, ring.try_claim, lambda: ring.push(b"x")):
+                with pytest.raises(TableFull, match=f"all {RING_PARTICIPANTS} slots are taken; close a handle"):
+                    call()
+            raw.records["status"][RING_PARTICIPANTS - 1] = SlotState.FREE
+            with pytest.raises(TableFull):
+                ring.try_push(b"x")
         ring.try_push(b"x")
         assert raw.owner_of(0) == RING_PARTICIPANTS
         assert ring.try_pop() == b"x"
+
+    def test_a_table_full_of_dead_participants_makes_room_by_itself(self, path, ring):
+        ring.close()
+        raw = RingFile(path)
+        raw.records["status"] = SlotState.USED
+        with SharedRing.open(path) as again:
+            again.try_push(b"x")
+            assert raw.used_slots == [raw.owner_of(0) - 1]
+            assert again.try_pop() == b"x"
 
     def test_a_handle_whose_lock_was_closed_by_other_code_stops_taking_messages(self, run_script, path):
         out = run_script(

@@ -13,7 +13,7 @@ from subetha.errors import Empty, Full
 from subetha.layout import CellState
 
 from . import traffic
-from .ring_file import RingFile
+from .ring_file import RingFile, asleep_on
 from .traffic import payload_of
 
 WAIT_S = 30
@@ -117,6 +117,34 @@ class TestEachMessageOnce:
             path,
             capacity,
         )
+
+    @pytest.mark.parametrize("capacity", [4, 64, 256])
+    def test_batches_between_two_processes_keep_the_order(self, script, path, capacity):
+        """100 at once: more than a batch, and more than a small ring holds."""
+        count = 20_000
+        with SharedRing.create(path, capacity) as ring:
+            producer = script(
+                """
+                path, count = sys.argv[1], int(sys.argv[2])
+                messages = [payload_of(1, i, 8 + i % 49) for i in range(count)]
+                with SharedRing.open(path) as ring:
+                    sent = 0
+                    while sent < count:
+                        went_in = ring.push_many(messages[sent : sent + 100])
+                        if went_in == 0:
+                            ring.push(messages[sent], timeout=60)
+                            went_in = 1
+                        sent += went_in
+                """,
+                path,
+                count,
+            )
+            got = []
+            while len(got) < count:
+                got += ring.pop_many(100) or [ring.pop(timeout=traffic.PATIENCE_S)]
+            producer.end()
+            assert [traffic.origin_of(message) for message in got] == [(1, i) for i in range(count)]
+            assert RingFile(path).states == [CellState.FREE] * capacity
 
     def test_eight_threads_on_one_handle_lose_nothing_and_invent_nothing(self, path, in_threads):
         with SharedRing.create(path, 16) as ring:
@@ -252,6 +280,50 @@ class TestWaking:
 
             results = in_threads(*[sleeper] * 6, waker)
             assert sorted(results[:6]) == [b"%d" % i for i in range(6)]
+
+    def test_one_push_many_wakes_as_many_as_it_pushed(self, path, in_threads, eventually):
+        with SharedRing.create(path, 8) as ring:
+            items = RingFile(path).lines["items"]
+
+            def push():
+                eventually(lambda: asleep_on(items) == 8, "all eight sleep")
+                assert ring.push_many([b"%d" % i for i in range(8)]) == 8
+                # who finds a message does not sleep again, and there is one for each
+                return asleep_on(items)
+
+            *popped, still_asleep = in_threads(*[lambda: ring.pop(WAIT_S)] * 8, push)
+            assert sorted(popped) == [b"%d" % i for i in range(8)]
+            assert still_asleep == 0
+
+    def test_one_pop_many_wakes_as_many_as_it_made_room_for(self, path, in_threads, eventually):
+        with SharedRing.create(path, 8) as ring:
+            first = [b"first %d" % i for i in range(8)]
+            assert ring.push_many(first) == 8
+            space = RingFile(path).lines["space"]
+
+            def pop():
+                eventually(lambda: asleep_on(space) == 8, "all eight sleep")
+                assert ring.pop_many(8) == first
+                return asleep_on(space)
+
+            *_, still_asleep = in_threads(*[lambda i=i: ring.push(b"%d" % i, WAIT_S) for i in range(8)], pop)
+            assert still_asleep == 0
+            assert sorted(ring.pop_many(9)) == [b"%d" % i for i in range(8)]
+
+    @pytest.mark.parametrize("others", [1, 40])
+    def test_messages_of_two_batches_wake_the_sleepers_of_both(self, path, in_threads, eventually, others):
+        """40 at once, in two batches, for as many threads; or for one that need not wake the rest."""
+        with SharedRing.create(path, 64) as ring:
+            items = RingFile(path).lines["items"]
+
+            def push():
+                eventually(lambda: asleep_on(items) == others, "all sleep")
+                assert ring.push_many([payload_of(1, i) for i in range(40)]) == 40
+                return asleep_on(items)
+
+            *popped, still_asleep = in_threads(*[lambda: ring.pop(WAIT_S)] * others, push)
+            assert still_asleep == 0
+            assert sorted(popped + ring.pop_many(99)) == sorted(payload_of(1, i) for i in range(40))
 
 
 class TestClosing:

@@ -14,6 +14,7 @@ from subetha.errors import Empty, Full, LayoutMismatch, TransportError
 from subetha.layout import FILE_HEADER, LINES_OFFSET, RING_LINES, RING_PARTICIPANTS, CellState, Kind, cell_word
 
 from .ring_file import RingFile
+from .traffic import payload_of
 
 WAIT_S = 30
 HEADER_BYTES = FILE_HEADER.itemsize
@@ -375,6 +376,27 @@ class TestDamagedMessages:
                 errors += 1
         assert got == [b"before", b"after"]
         assert errors <= 1
+
+    @pytest.mark.parametrize(
+        "damaged", [[0], [1], [31], [32], [33], [50], [99], [10, 20], [31, 32], [0, 99], [*range(20, 70)]], ids=repr
+    )
+    def test_pop_many_delivers_everything_around_damaged_ones_and_meets_these_alone(self, path, damaged):
+        messages = [payload_of(1, i) for i in range(100)]
+        with SharedRing.create(path, 128) as ring:
+            ring.push_many(messages)
+            raw = RingFile(path)
+            raw.lengths[damaged] = 57
+            got, met = [], []
+            for _ in range(2 * len(damaged) + 100):
+                try:
+                    got += ring.pop_many(100)
+                except TransportError as error:
+                    (cell,) = [cell for cell in damaged if f"cell {cell} says 57 bytes" in str(error)]
+                    met.append((cell, raw.state_of(cell)))
+            assert got == [message for i, message in enumerate(messages) if i not in damaged]
+            assert sorted(met) == [(cell, CellState.FREE) for cell in damaged]
+            assert raw.states == [CellState.FREE] * 128
+            assert ring.push_many(messages + messages) == 128
 
     def test_messages_that_another_pops_in_the_middle_of_a_repair_are_not_lost(self, path, ring, monkeypatch):
         ring.push_many([b"a", b"b", b"c"])

@@ -877,9 +877,15 @@ def test_malformed_messages_do_not_end_the_worker(scheduler, paths):
     assert collector.recv(WAIT_S).result == b"A"
 
 
-def test_watchdog_scan_says_that_it_is_not_there_yet(scheduler):
-    with pytest.raises(NotImplementedError):
-        scheduler.watchdog_scan()
+def test_watchdog_scan_reports_who_is_silent_with_work_in_hand_but_never_this_process(scheduler):
+    table = scheduler.heartbeat()
+    table.mark_in_flight(scheduler.slot_idx(), 0)
+    other = table.register(os.getppid())
+    table.mark_in_flight(other, 5)
+    first, second = scheduler.watchdog_scan(), scheduler.watchdog_scan()
+    assert first.is_empty()
+    assert [(dead.slot, dead.snapshot.in_flight_bitmap) for dead in second.dead_slots] == [(other, 1 << 5)]
+    assert second.new_global_epoch == first.new_global_epoch + 1
 
 
 # --- a full result side ---------------------------------------------------------------------------------------------

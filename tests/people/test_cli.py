@@ -18,7 +18,7 @@ import subetha.demo
 from subetha.cli import cli
 from subetha.demo import DemoReport, Failure
 
-JSON_KEYS = "files bytes seconds jobs_per_s failed mismatched redelivered duplicates killed".split()
+JSON_KEYS = "files bytes seconds jobs_per_s failed mismatched redelivered duplicates lost killed".split()
 
 PROGRAM = [sys.executable, "-c", "from subetha.cli import main; main()"]
 
@@ -55,19 +55,19 @@ def report(monkeypatch: pytest.MonkeyPatch) -> Iterator[DemoReport]:
 
 
 def test_the_demo_prints_one_json_object_with_its_keys(tree: Path) -> None:
-    ran = run_program("demo", os.fsencode(tree), "--workers", "2", "--json")
+    ran = run_program("demo", "--no-kill", os.fsencode(tree), "--workers", "2", "--json")
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout)
     assert list(found) == JSON_KEYS
     assert (found["files"], found["bytes"], found["failed"], found["mismatched"]) == (3, 19, 0, 0)
-    assert (found["redelivered"], found["duplicates"], found["killed"]) == (0, 0, 0)
+    assert (found["redelivered"], found["duplicates"], found["lost"], found["killed"]) == (0, 0, 0, 0)
     assert found["seconds"] > 0
     assert found["jobs_per_s"] == pytest.approx(3 / found["seconds"], rel=1e-3)
     assert ran.stderr == b""
 
 
 def test_the_demo_writes_no_control_codes_into_a_pipe(tree: Path) -> None:
-    ran = run_program("demo", os.fsencode(tree), "--workers", "1")
+    ran = run_program("demo", "--no-kill", os.fsencode(tree), "--workers", "1")
     assert ran.returncode == 0, ran.stderr
     assert b"\x1b" not in ran.stdout + ran.stderr
     assert b"\r" not in ran.stdout + ran.stderr
@@ -78,7 +78,7 @@ def test_the_demo_writes_no_control_codes_into_a_pipe(tree: Path) -> None:
 def test_the_demo_shows_a_progress_bar_on_a_terminal(tree: Path) -> None:
     screen, terminal = pty.openpty()
     with subprocess.Popen(
-        [*PROGRAM, "demo", os.fsencode(tree), "--workers", "1", "--json"],
+        [*PROGRAM, "demo", "--no-kill", os.fsencode(tree), "--workers", "1", "--json"],
         env=environment(TERM="xterm"),
         stdout=subprocess.PIPE,
         stderr=terminal,
@@ -115,7 +115,7 @@ def test_a_stopped_demo_leaves_neither_workers_nor_its_queue_directory(
         file.truncate(2**40)
     screen, terminal = pty.openpty()
     with subprocess.Popen(
-        [*PROGRAM, "demo", tmp_path, "--workers", "2"],
+        [*PROGRAM, "demo", "--no-kill", tmp_path, "--workers", "2"],
         env=environment(TERM="xterm"),
         stdout=subprocess.DEVNULL,
         stderr=terminal,
@@ -198,7 +198,7 @@ def test_names_are_escaped_for_an_output_without_their_letters(tmp_path: Path) -
     ],
 )
 def test_a_folder_that_cannot_be_read_is_a_usage_error_that_names_it(folder: bytes, words: str) -> None:
-    ran = run_program("demo", folder)
+    ran = run_program("demo", "--no-kill", folder)
     assert ran.returncode == 2
     assert words in ran.stderr.decode()
     assert "give an existing folder" in ran.stderr.decode()

@@ -8,9 +8,8 @@ import re
 import subprocess
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +20,6 @@ from subetha import demo
 from subetha._core import SubmittedResult
 from subetha.demo import (
     FINGERPRINT_CLOSURE_ID,
-    LOST_JOBS_SECONDS,
     READING_ROUNDS,
     DemoReport,
     Failure,
@@ -34,7 +32,6 @@ from subetha.demo import (
 )
 from subetha.errors import ArenaFull, ArgsTooLarge, Empty, ExecutionError, Full, PassError
 from subetha.jobqueue import JobQueue
-from subetha.layout import HeartbeatSnapshot, Role
 from subetha.pass_registry import Pass, execute
 from subetha.worker import WorkerPool
 
@@ -236,10 +233,6 @@ class StandInQueue:
         self.after: Callable[[bytes], None] = lambda path: None
         self.refuse: Exception | None = None
         self.run: Callable[[bytes], bytes | PassError] = lambda path: execute(Pass(FINGERPRINT_CLOSURE_ID, path))
-        self.in_flight = 0
-        self.heartbeat = SimpleNamespace(
-            capacity=1, snapshot=lambda _slot: HeartbeatSnapshot(4711, 0, self.in_flight, Role.WORKER)
-        )
 
     def submit(self, pass_: Pass, *, wait: float | None) -> int:
         assert wait == 0
@@ -290,7 +283,7 @@ class StandInRun:
     def go(self) -> DemoReport:
         report = DemoReport(files=len(self.paths))
         parts: Any = (self.queue, self.pool, self.paths, report)
-        demo._Run(*parts, lambda done, total: self.progress.append((done, total)), lambda: self.now).go()
+        demo._Run(*parts, lambda done, total: self.progress.append((done, total)), False, lambda: self.now).go()
         return report
 
 
@@ -433,46 +426,19 @@ def test_a_full_arena_makes_the_run_wait_for_results(tmp_path: Path) -> None:
     assert (report.bytes_read, report.failures) == (2, [])
 
 
-@pytest.fixture
-def lost_run(tmp_path: Path) -> Iterator[StandInRun]:
-    """A run whose one job does not come back, with 10 s between two looks at the workers."""
+def test_a_slow_job_is_waited_for(tmp_path: Path) -> None:
     path = write(tmp_path / "file")
     run = StandInRun(path, write(tmp_path / "other", b"other"))
     run.queue.lose = {path}
-
-    def pass_time() -> None:
-        run.now += 10.0
-        assert run.now < 10_000, "the run goes on for ever"
-
-    run.pool.on_poll = pass_time
-    return run
-
-
-def test_a_job_that_died_with_its_worker_is_given_up_when_no_worker_has_work(lost_run: StandInRun) -> None:
-    lost_run.pool.deaths = 1
-    report = lost_run.go()
-    assert report.lost == 1
-    assert report.problem is not None
-    assert "workers that died: 1" in report.problem
-    assert report.bytes_read == 5
-    assert report.exit_code == 1
-    assert lost_run.now >= LOST_JOBS_SECONDS
-
-
-@pytest.mark.parametrize("reason", ["no worker died", "a worker has a job in hand"])
-def test_a_slow_job_is_waited_for(lost_run: StandInRun, reason: str) -> None:
-    if reason == "a worker has a job in hand":
-        lost_run.pool.deaths = 1
-        lost_run.queue.in_flight = 1
+    run.pool.deaths = 1
 
     def comes_back_after_an_hour() -> None:
-        lost_run.now += 10.0
-        if lost_run.now == 3600.0:
-            path = lost_run.queue.submitted[0]
-            lost_run.queue.results.append(SubmittedResult(1, fingerprint(path).pack()))
+        run.now += 10.0
+        if run.now == 3600.0:
+            run.queue.results.append(SubmittedResult(1, fingerprint(run.queue.submitted[0]).pack()))
 
-    lost_run.pool.on_poll = comes_back_after_an_hour
-    report = lost_run.go()
+    run.pool.on_poll = comes_back_after_an_hour
+    report = run.go()
     assert (report.lost, report.exit_code) == (0, 0)
 
 
@@ -500,7 +466,9 @@ def test_a_tree_is_hashed_in_worker_processes_and_every_digest_agrees(tree: Path
     for number, content in enumerate(contents):
         write(tree / f"sub{number % 2}" / str(number), content)
     seen: list[list[str]] = []
-    report = run_demo(os.fsencode(tree), 2, progress=lambda _done, _total: seen.append(os.listdir(shared_memory)))
+    report = run_demo(
+        os.fsencode(tree), 2, kill=False, progress=lambda _done, _total: seen.append(os.listdir(shared_memory))
+    )
     assert report.files == len(contents)
     assert report.bytes_read == sum(map(len, contents))
     assert report.seconds > 0
@@ -511,7 +479,7 @@ def test_a_tree_is_hashed_in_worker_processes_and_every_digest_agrees(tree: Path
 
 
 def test_an_empty_folder_is_a_run_of_no_jobs(tree: Path) -> None:
-    report = run_demo(os.fsencode(tree), 1)
+    report = run_demo(os.fsencode(tree), 1, kill=False)
     assert report.as_dict() | {"seconds": 0} == dict.fromkeys(report.as_dict(), 0)
     assert report.exit_code == 0
 
@@ -519,13 +487,13 @@ def test_an_empty_folder_is_a_run_of_no_jobs(tree: Path) -> None:
 def test_names_of_any_bytes_and_paths_of_any_length_are_read(tree: Path) -> None:
     write(tree / os.fsdecode(b"\xff\xfe\x1b[0m\n"), b"12")
     make_long_file(tree, b"345")
-    report = run_demo(os.fsencode(tree), 1)
+    report = run_demo(os.fsencode(tree), 1, kill=False)
     assert (report.files, report.bytes_read, report.failures, report.exit_code) == (2, 5, [], 0)
 
 
 def test_a_folder_whose_own_path_is_longer_than_path_max_is_read(tree: Path) -> None:
     path = make_long_file(tree, b"345")
-    report = run_demo(os.path.dirname(path), 1)
+    report = run_demo(os.path.dirname(path), 1, kill=False)
     assert (report.files, report.bytes_read, report.exit_code) == (1, 3, 0)
 
 
@@ -544,7 +512,7 @@ def test_files_that_vanish_or_change_their_kind_after_the_walk_have_failed_and_t
         (tree / "c-symlink").symlink_to("d-stays")
         (tree / "e-directory").mkdir()
 
-    report = run_demo(os.fsencode(tree), 2, progress=change)
+    report = run_demo(os.fsencode(tree), 2, progress=change, kill=False)
     assert [(os.path.basename(path), error) for path, error in report.failures] == [
         (b"a-vanishes", "FileNotFoundError: No such file or directory"),
         (b"b-fifo", "OSError: not a regular file"),
@@ -560,8 +528,17 @@ def test_a_folder_with_more_files_than_the_queue_has_cells_is_read(tree: Path, m
     monkeypatch.setattr(demo, "QUEUE_CELLS", 16)
     for number in range(40):
         write(tree / str(number), b"x")
-    report = run_demo(os.fsencode(tree), 2)
+    report = run_demo(os.fsencode(tree), 2, kill=False)
     assert (report.files, report.bytes_read, report.exit_code) == (40, 40, 0)
+
+
+def test_a_worker_killed_half_way_costs_no_file(tree: Path) -> None:
+    for number in range(60):
+        write(tree / str(number), b"%d " % number * 20_000)
+    report = run_demo(os.fsencode(tree), 2)
+    assert (report.killed, report.lost, report.duplicates, report.exit_code) == (1, 0, 0, 0)
+    assert (report.files, report.failures, report.mismatches) == (60, [], [])
+    assert report.bytes_read == sum(len(b"%d " % number) * 20_000 for number in range(60))
 
 
 def test_workers_that_die_for_good_end_the_run_with_code_1(
@@ -575,7 +552,7 @@ def test_workers_that_die_for_good_end_the_run_with_code_1(
 
     monkeypatch.setattr(demo, "WorkerPool", pool_of_dying_workers)
     write(tree / "file")
-    report = run_demo(os.fsencode(tree), 1)
+    report = run_demo(os.fsencode(tree), 1, kill=False)
     assert report.lost == 1
     assert report.killed == 5
     assert report.problem is not None
@@ -600,7 +577,7 @@ def test_a_run_that_is_interrupted_ends_its_workers_and_leaves_no_queue_director
 
     monkeypatch.setattr(demo, "WorkerPool", remembered)
     with pytest.raises(KeyboardInterrupt):
-        run_demo(os.fsencode(tree), 2, progress=interrupt)
+        run_demo(os.fsencode(tree), 2, progress=interrupt, kill=False)
     assert pools[0].pids == []
     assert os.listdir(shared_memory) == []
 
@@ -618,7 +595,9 @@ def test_the_queue_lies_in_the_temporary_directory_when_shared_memory_has_no_roo
         shared_memory.rmdir()
     write(tree / "file", b"x")
     seen: list[list[str]] = []
-    report = run_demo(os.fsencode(tree), 1, progress=lambda _done, _total: seen.append(os.listdir(temporary)))
+    report = run_demo(
+        os.fsencode(tree), 1, kill=False, progress=lambda _done, _total: seen.append(os.listdir(temporary))
+    )
     assert report.exit_code == 0
     assert len(seen[0]) == 1
     assert os.listdir(temporary) == []

@@ -260,6 +260,43 @@ def test_a_terminate_in_the_shutdown_of_a_drained_worker_changes_nothing(
     assert process.wait() == 0
 
 
+# A SIGTERM in the middle of signal.signal(SIGTERM, SIG_IGN), after the look at the signals that came before it: the
+# number is asked for its value, which raises SIGCHLD; the look finds that one and calls its handler, which raises
+# SIGTERM, whose turn in this look is over. No step is bytecode, between two of which Python would look again.
+TERMINATED_WHILE_IGNORING = """
+import _signal, ctypes, functools, os, signal
+
+libc = ctypes.CDLL(None)
+raise_terminate, raise_child = libc["raise"], libc["raise"]
+raise_terminate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.py_object]
+signal.signal(signal.SIGCHLD, functools.partial(raise_terminate, signal.SIGTERM))
+real = signal.signal
+
+class Terminate:
+    __index__ = staticmethod(functools.partial(sum, map(raise_child, [int(signal.SIGCHLD)]), int(signal.SIGTERM)))
+
+def terminated(signum, handler):
+    if (signum, handler) == (signal.SIGTERM, signal.SIG_IGN):
+        before = _signal.signal(Terminate(), int(handler))
+        os.write(2, b"ignored\\n")
+        return before
+    return real(signum, handler)
+
+signal.signal = terminated
+"""
+
+
+def test_a_terminate_in_the_moment_in_which_it_is_made_to_be_ignored_changes_nothing(
+    worker: Callable[..., subprocess.Popen[bytes]], queue: JobQueue, modules: Path
+) -> None:
+    (modules / "at_once.py").write_text(TERMINATED_WHILE_IGNORING)
+    process = worker("at_once", "handlers")
+    run_job(queue, PID)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate()
+    assert (process.returncode, stderr) == (0, b"ignored\n")
+
+
 @pytest.mark.parametrize(
     ("source", "words"),
     [

@@ -505,6 +505,59 @@ def test_cancel_takes_back_what_waits_and_nothing_else(make):
     assert client.stats().free == 16
 
 
+def test_cancel_leaves_a_running_job_to_its_claim_and_its_client(make):
+    client, worker = make(), make.open()
+    job_id = client.submit(job())
+    for _ in range(2):
+        claim = worker.claim(WAIT_S)
+        for handle in (client, worker):
+            assert handle.cancel(job_id) is False
+        claim.started()
+        assert client.cancel(job_id) is False
+        claim.release()
+    claim = worker.claim(WAIT_S)
+    assert client.cancel(job_id) is False
+    reply(claim, b"all the same")
+    assert client.cancel(job_id) is False
+    result = client.recv(WAIT_S)
+    assert (result.token, result.result) == (job_id, b"all the same")
+
+
+@pytest.mark.parametrize("other_bit", [1 << 63, 1 << 48, 1 << 47, 1 << 32, 1 << 31, 1])
+def test_cancel_knows_a_job_by_its_whole_id_alone(make, other_bit):
+    client, worker = make(), make.open()
+    job_id = client.submit(job())
+    assert client.cancel(job_id ^ other_bit) is False
+    assert client.cancel(job_id & 0xFFFFFFFF) is False, "a token of the scheduler is no job id"
+    assert worker.claim(WAIT_S).job_id == job_id
+
+
+def test_a_job_cancelled_by_another_handle_makes_room_in_the_quota_of_its_own_client_alone(make):
+    client, other = make(quota=2), make.open()
+    ids = [client.submit(job(n), wait=0) for n in range(2)]
+    other.submit(job(), wait=0)
+    assert other.cancel(ids[0]) is True
+    assert client.cancel(ids[0]) is False
+    for handle in (client, other):
+        handle.submit(job(), wait=0)
+        with pytest.raises(Full, match="quota"):
+            handle.submit(job(), wait=0)
+
+
+def test_a_waiting_job_of_a_closed_client_can_be_cancelled(make):
+    worker, client = make(), make.open()
+    job_id = client.submit(job())
+    client.close()
+    assert worker.cancel(job_id) is True
+    assert worker.stats().states == {"FREE": 16}
+
+
+def test_cancel_of_what_is_not_known_takes_no_slot(make):
+    queue = make()
+    assert queue.cancel(1 << 48 | 1 << 32 | 1) is False
+    assert queue.stats().participants == 0
+
+
 @pytest.mark.parametrize(
     ("wrong", "error"), [(0, ValueError), (-1, ValueError), (2**64, ValueError), ("1", TypeError), (True, TypeError)]
 )
@@ -1077,6 +1130,77 @@ def test_the_incarnation_in_a_job_id_wraps_at_16_bits(make, files_of):
         client.close()
     assert seen == [0xFFFF, 0, 1, 2]
     assert queue.stats().states == {"FREE": 16}
+
+
+def sequence_of(job_id):
+    return job_id & 0xFFFFFFFF
+
+
+def answer_next(worker):
+    """Claim the job that is next and reply with what it was asked; the sequence in its frame has to be its own."""
+    claim = worker.claim(WAIT_S)
+    token, pass_ = decode_submit(claim.payload)
+    assert token == sequence_of(claim.job_id)
+    reply(claim, b"answer to " + pass_.args)
+
+
+def test_the_sequence_in_a_job_id_wraps_at_32_bits_and_is_never_0(make):
+    client, worker = make(), make.open()
+    client._sequence = 2**32 - 3
+    asked = {}
+    for n in range(4):
+        asked[client.submit(job(n))] = b"answer to job %d" % n
+        answer_next(worker)
+        result = client.recv(WAIT_S)
+        assert result.result == asked[result.token]
+    assert [sequence_of(job_id) for job_id in asked] == [2**32 - 2, 2**32 - 1, 1, 2]
+    assert client.stats().states == {"FREE": 16}
+
+
+def test_a_sequence_that_wraps_skips_every_pending_job_and_mixes_up_no_results(make):
+    client, neighbour, worker = make(64), make.open(), make.open()
+    ids = [client.submit(job(n)) for n in range(7)]
+    put_back, running, cancelled, done, collected, waiting, _ = ids
+    asked = {job_id: b"answer to job %d" % n for n, job_id in enumerate(ids)}
+    claims = {claim.job_id: claim for claim in (worker.claim(WAIT_S) for _ in range(5))}
+    reply(claims[collected], asked.pop(collected))
+    assert client.recv(WAIT_S).token == collected
+    reply(claims[done], asked[done])
+    claims[put_back].release()
+    claims[cancelled].release()
+    assert client.cancel(cancelled)
+    del asked[cancelled]
+    # another client's sequences are its own: they neither skip nor are skipped
+    theirs = {neighbour.submit(Pass(8, b"theirs %d" % n)): b"answer to theirs %d" % n for n in range(9)}
+
+    client._sequence = 2**32 - 3
+    later = [client.submit(job(100 + n)) for n in range(6)]
+    asked |= {job_id: b"answer to job %d" % (100 + n) for n, job_id in enumerate(later)}
+    free_again = [sequence_of(cancelled), sequence_of(collected)]
+    assert [sequence_of(job_id) for job_id in later] == [2**32 - 2, 2**32 - 1, *free_again, 8, 9]
+    assert (sequence_of(put_back), sequence_of(waiting)) == (1, 6)
+    assert [sequence_of(job_id) for job_id in theirs] == list(range(1, 10))
+
+    reply(claims[running], asked[running])
+    while client.stats().waiting:
+        answer_next(worker)
+    assert {result.token: result.result for result in client.recv_many(99)} == asked
+    assert {result.token: result.result for result in neighbour.recv_many(99)} == theirs
+    assert client.stats().states == {"FREE": 64}
+
+
+def test_cancel_after_the_wrap_takes_back_the_later_job_of_the_same_id(make):
+    client, worker = make(), make.open()
+    earlier, second = client.submit(job(1)), client.submit(job(2))
+    assert client.cancel(earlier)
+    client._sequence = 2**32 - 1
+    later = client.submit(job(3))
+    assert later == earlier
+    assert client.cancel(later) is True
+    assert client.cancel(later) is False
+    answer_next(worker)
+    assert [(result.token, result.result) for result in client.recv_many(9)] == [(second, b"answer to job 2")]
+    assert client.stats().states == {"FREE": 16}
 
 
 @pytest.mark.parametrize("number", [0, 5, 64, 65, 65_535])

@@ -1,0 +1,332 @@
+"""Repair and rescue of a queue: what was damaged is found again, what the dead have left is moved on.
+
+The rules are those of _repair.pxd and _rescue.pxd.
+
+A job that a dead worker had in hand is first taken over, so that one process alone writes into its cell:
+
+    TAKEN(dead) -> TAKEN(me), version+1      then its death is written down, and
+    TAKEN(me) -> RETRY(me), version+1        published in `back`; or, after max_attempts deaths,
+    TAKEN(me) -> DEAD(me)                    published in the client's mailbox, so that its submitter hears of it
+    DEAD(r) -> DEAD(0), version+1            told; the letter stays until it is dropped or retried
+"""
+
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdio cimport snprintf
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memset
+
+from subetha._atomics cimport cas_acq_rel_u64, cas_seq_cst_u64, load_acquire_u64, load_relaxed_u32, load_relaxed_u64, \
+    store_release_u64
+from subetha._blocks cimport (
+    FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, Arena, block_owned, block_relink, block_size, fallocate_again,
+)
+from subetha._cells cimport (
+    cell_word, word_is_one_of, word_owner, word_pack, word_state, word_version,
+)
+from subetha._heartbeat cimport status_incarnation
+from subetha._layout cimport (
+    CLAIMABLE, COLLECTABLE, COLLECTED, DEAD, DONE, EMPTY, FENCED, FREE, FREE_HOLE, NO_PLACE, OK, OWNED, READY, RETRY, TAKEN,
+    WRITING, Cause, Code, JobCell,
+)
+from subetha._process cimport realtime_ns, wake_some
+from subetha._queue cimport (
+    LEVELS, Mailbox, Queue, job_cell, job_charge, job_free_if, job_level, letter_told, queue_deliver, queue_delivered,
+    queue_mailbox, queue_publish_back, queue_put_back, result_area,
+)
+from subetha._repair cimport (
+    cell_mend, refs_call_for_repair, refs_mark, refs_mark_all, refs_mend, refs_mended,
+)
+from subetha._rescue cimport Death, death_begin, death_end, death_goes_on, word_of
+from subetha._ring cimport refs_publish_due
+
+cdef enum:
+    RESCUE_PASSES = 64
+    UNKNOWN_CAUSE = -2147483648
+    CAUSES = 4
+    STATUS_OF_ERROR = 1
+    HEADER_OF_RESULT = 7
+
+
+# ---- repair ----
+
+
+cdef inline uint64_t repair_cells(Queue *q, const uint8_t *seen, bint *whole) noexcept nogil:
+    """Publish every waiting or finished cell that no place leads to; how many."""
+    cdef uint64_t i, word, job_id
+    cdef uint64_t found = 0
+    cdef Mailbox box
+    cdef Code code
+    cdef uint32_t level
+    whole[0] = True
+    for i in range(q.cells.count):
+        word = cell_mend(&q.cells, i, q.records.count, q.owner)
+        if seen[i]:
+            continue
+        code = EMPTY
+        if word_is_one_of(word, CLAIMABLE):
+            level = job_level(job_cell(q, i))
+            code = refs_publish_due(&q.back[level], &q.cells, CLAIMABLE, word_version(word), i)
+            if code == NO_PLACE:
+                code = queue_publish_back(q, level, word_version(word), i)
+        elif word_state(word) == DONE or (word_state(word) == DEAD and word_owner(word) != 0):
+            job_id = load_relaxed_u64(&job_cell(q, i).job_id)
+            if queue_mailbox(q, job_id >> 48, &box):
+                code = refs_publish_due(&box.refs, &q.cells, COLLECTABLE, word_version(word), i)
+                code = queue_delivered(q, &box, job_id, i, word, code)
+            elif word_state(word) == DONE:
+                job_free_if(q, i, word)
+            else:
+                letter_told(q, i, word)
+        found += code == OK
+        whole[0] = whole[0] and (code == OK or code == EMPTY)
+    return found
+
+
+cdef inline int64_t queue_repair(Queue *q) noexcept nogil:
+    """Make every ring, mailbox and cell agree again; how many jobs and results were found. -1: no memory."""
+    cdef uint64_t i
+    cdef uint32_t level
+    cdef uint32_t back_due[3]
+    cdef uint32_t submit_due[3]
+    cdef Mailbox box
+    cdef bint whole
+    cdef uint64_t found
+    cdef uint8_t *seen = <uint8_t *> calloc(q.cells.count, 1)
+    cdef uint32_t *mail_due = <uint32_t *> calloc(q.records.count, sizeof(uint32_t))
+    if seen == NULL or mail_due == NULL:
+        free(seen)
+        free(mail_due)
+        return -1
+    for level in range(<uint32_t> LEVELS):
+        back_due[level] = refs_mend(&q.back[level])
+        submit_due[level] = refs_mend(&q.submit[level])
+        refs_mark(&q.back[level], &q.cells, CLAIMABLE, seen)
+        refs_mark(&q.submit[level], &q.cells, CLAIMABLE, seen)
+    for i in range(q.records.count):
+        if queue_mailbox(q, i + 1, &box):
+            mail_due[i] = refs_mend(&box.refs)
+            refs_mark(&box.refs, &q.cells, COLLECTABLE, seen)
+    found = repair_cells(q, seen, &whole)
+    if whole:
+        for level in range(<uint32_t> LEVELS):
+            refs_mended(&q.back[level], back_due[level])
+            refs_mended(&q.submit[level], submit_due[level])
+        for i in range(q.records.count):
+            if mail_due[i] and queue_mailbox(q, i + 1, &box):
+                refs_mended(&box.refs, mail_due[i])
+    free(seen)
+    free(mail_due)
+    wake_some(&q.lines.items, 0x7FFFFFFF)
+    return found
+
+
+# ---- rescue ----
+
+
+cdef inline void write_letter(Queue *q, JobCell *cell, uint64_t index) noexcept nogil:
+    """The result frame of a dead letter, in the inline area: the error that its submitter gets."""
+    cdef uint8_t *at = result_area(q, index)
+    cdef char *text = <char *> at + HEADER_OF_RESULT
+    cdef uint64_t room = q.result_bytes - HEADER_OF_RESULT
+    cdef Cause *last = &cell.causes[(cell.attempts - 1) % CAUSES]
+    cdef int length
+    if last.code == UNKNOWN_CAUSE:
+        length = snprintf(
+            text, room, "WorkerDied: in each of %u attempts its worker died; the last (pid %u) of an unknown cause",
+            <unsigned int> cell.attempts, <unsigned int> last.pid,
+        )
+    else:
+        length = snprintf(
+            text, room, "WorkerDied: in each of %u attempts its worker died; the last (pid %u) with %s %d",
+            <unsigned int> cell.attempts, <unsigned int> last.pid,
+            b"signal" if last.code < 0 else b"exit code", <int> (-last.code if last.code < 0 else last.code),
+        )
+    if length >= <int> room:
+        length = <int> room - 1
+    at[0] = cell.job_id & 0xFF
+    at[1] = (cell.job_id >> 8) & 0xFF
+    at[2] = (cell.job_id >> 16) & 0xFF
+    at[3] = (cell.job_id >> 24) & 0xFF
+    at[4] = STATUS_OF_ERROR
+    at[5] = length & 0xFF
+    at[6] = length >> 8
+    cell.result_block = 0
+    cell.result_length = HEADER_OF_RESULT + length
+
+
+cdef inline Code bury_job(Queue *q, uint64_t index, uint64_t died, uint64_t word, uint32_t pid, int32_t code) noexcept nogil:
+    """A job taken over as `word` from a worker that had it as `died`: write down the death, put it back or make it a letter."""
+    cdef JobCell *cell = job_cell(q, index)
+    cdef Cause *cause
+    cdef Mailbox box
+    cdef uint64_t letter
+    if cell.charged == job_charge(died) and cell.attempts > 0:
+        cause = &cell.causes[(cell.attempts - 1) % CAUSES]
+        cause.when_ns = <uint64_t> realtime_ns()
+        cause.pid = pid
+        cause.code = code
+    if cell.attempts == 0 or cell.attempts < cell.max_attempts:
+        return queue_put_back(q, index, word)
+    write_letter(q, cell, index)
+    letter = word_pack(word_version(word), DEAD, q.owner)
+    # C8: pairs with R3 and C9
+    if not cas_seq_cst_u64(cell_word(&q.cells, index), word, letter):
+        return OK
+    if queue_mailbox(q, cell.job_id >> 48, &box):
+        return queue_deliver(q, &box, cell.job_id, index, letter)
+    letter_told(q, index, letter)
+    return OK
+
+
+cdef inline bint rescue_taken(Queue *q, uint64_t index, uint64_t word, uint32_t pid, int32_t code) noexcept nogil:
+    """TAKEN(dead) -> TAKEN(me), version+1, and on. False: somebody was faster."""
+    cdef uint64_t mine = word_pack(word_version(word) + 1, TAKEN, q.owner)
+    block_relink(&q.arena, load_relaxed_u64(&job_cell(q, index).job_block), index, word_version(word))
+    # C6: pairs with R3
+    if not cas_seq_cst_u64(cell_word(&q.cells, index), word, mine):
+        return False
+    if bury_job(q, index, word, mine, pid, code) != OK:
+        refs_call_for_repair(&q.back[job_level(job_cell(q, index))])
+    return True
+
+
+cdef inline void rescue_unpublished(Queue *q, uint64_t index, uint64_t word) noexcept nogil:
+    """RETRY(dead) that no place leads to -> RETRY(me), version+1, published."""
+    cdef uint64_t back = word_pack(word_version(word) + 1, RETRY, q.owner)
+    cdef uint32_t level = job_level(job_cell(q, index))
+    block_relink(&q.arena, load_relaxed_u64(&job_cell(q, index).job_block), index, word_version(word))
+    # C6: pairs with R3
+    if cas_seq_cst_u64(cell_word(&q.cells, index), word, back):
+        if queue_publish_back(q, level, word_version(back), index) != OK:
+            refs_call_for_repair(&q.back[level])
+
+
+cdef inline void rescue_undelivered(Queue *q, uint64_t index, uint64_t word) noexcept nogil:
+    """DONE or DEAD(dead) that its client's mailbox does not hold: deliver it."""
+    cdef Mailbox box
+    cdef uint64_t job_id = load_relaxed_u64(&job_cell(q, index).job_id)
+    if not queue_mailbox(q, job_id >> 48, &box):
+        if word_state(word) == DEAD:
+            letter_told(q, index, word)
+        else:
+            job_free_if(q, index, word)
+    elif queue_deliver(q, &box, job_id, index, word) != OK:
+        refs_call_for_repair(&box.refs)
+
+
+cdef inline bint mark_mailboxes(Queue *q, uint8_t *seen) noexcept nogil:
+    cdef uint64_t i
+    cdef Mailbox box
+    for i in range(q.records.count):
+        if queue_mailbox(q, i + 1, &box) and not refs_mark_all(&box.refs, &q.cells, COLLECTABLE, seen):
+            return False
+    return True
+
+
+cdef inline int64_t rescue_pass(
+    Queue *q, Death *death, uint32_t pid, int32_t code, uint8_t *seen, uint8_t *delivered
+) noexcept nogil:
+    """One pass over places and cells; how many cells were not as they must be when the number is given free. -1: repair first."""
+    cdef uint64_t i, word
+    cdef int64_t found = 0
+    cdef uint32_t level, state
+    cdef bint mail_is_marked = False
+    cdef bint is_own
+    memset(seen, 0, q.cells.count)
+    memset(delivered, 0, q.cells.count)
+    for level in range(<uint32_t> LEVELS):
+        if not refs_mark_all(&q.back[level], &q.cells, CLAIMABLE, seen):
+            return -1
+        if not refs_mark_all(&q.submit[level], &q.cells, CLAIMABLE, seen):
+            return -1
+    for i in range(q.cells.count):
+        word = word_of(&q.cells, i)
+        state = word_state(word)
+        if state == FREE:
+            continue
+        is_own = word_owner(word) == death.number
+        if (state == DONE or (state == DEAD and word_owner(word))) and (
+            load_relaxed_u64(&job_cell(q, i).job_id) >> 48 == death.number
+        ):
+            # a result for the dead client, or for an earlier one of its number
+            if not death_goes_on(death):
+                return found
+            found += 1
+            if state == DONE:
+                job_free_if(q, i, word)
+            else:
+                letter_told(q, i, word)
+            continue
+        if not is_own:
+            continue
+        if not death_goes_on(death):
+            return found
+        if state == WRITING or state == COLLECTED or state == FENCED or (state == READY and not seen[i]):
+            found += 1
+            job_free_if(q, i, word)
+        elif state == TAKEN:
+            found += 1
+            rescue_taken(q, i, word, pid, code)
+        elif state == RETRY and not seen[i]:
+            found += 1
+            rescue_unpublished(q, i, word)
+        elif state == DONE or state == DEAD:
+            if not mail_is_marked:
+                mail_is_marked = True
+                if not mark_mailboxes(q, delivered):
+                    return -1
+                # marked after the word was read: look at the word again
+                if word_of(&q.cells, i) != word:
+                    continue
+            if not delivered[i]:
+                found += 1
+                rescue_undelivered(q, i, word)
+    return found
+
+
+cdef inline uint64_t rescue_blocks(Queue *q, Death *death) noexcept nogil:
+    """OWNED(dead) -> OWNED(me) -> punched, FREE_HOLE; how many."""
+    cdef Arena *arena = &q.arena
+    cdef uint64_t tag = block_owned(status_incarnation(death.status) << 16 | death.number)
+    cdef uint64_t found = 0
+    cdef uint64_t i
+    cdef uint32_t c
+    for c in range(arena.classes):
+        for i in range(arena.counts[c]):
+            # B2: pairs with B1 and B4
+            if load_acquire_u64(&arena.words[c][i]) == tag and cas_acq_rel_u64(
+                &arena.words[c][i], tag, block_owned(q.block_owner)
+            ):
+                found += 1
+                fallocate_again(
+                    arena.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, arena.data[c] + i * block_size(c), block_size(c)
+                )
+                # B1: pairs with B2
+                store_release_u64(&arena.words[c][i], FREE_HOLE)
+    return found
+
+
+cdef inline int64_t queue_rescue(Queue *q, uint64_t slot, uint64_t status, int32_t code) noexcept nogil:
+    """Rescue what the dead holder of `slot` has left, pass after pass until one finds nothing. 1; 0: it is not dead any more;
+    -1: no memory. Where it cannot end (others damage the places) the record stays DYING for the next one who looks."""
+    cdef Death death
+    cdef int64_t found
+    cdef int _pass
+    cdef uint32_t pid = load_relaxed_u32(&q.records.first[slot].pid)
+    cdef uint8_t *seen
+    if not death_begin(&q.records, slot, status, &death):
+        return 0
+    seen = <uint8_t *> malloc(2 * q.cells.count)
+    if seen == NULL:
+        return -1
+    for _pass in range(RESCUE_PASSES):
+        found = rescue_pass(q, &death, pid, code, seen, seen + q.cells.count)
+        if found == 0 and rescue_blocks(q, &death) == 0:
+            death_end(&death)
+            break
+        if found < 0 and queue_repair(q) < 0:
+            break
+    free(seen)
+    wake_some(&q.lines.items, 0x7FFFFFFF)
+    wake_some(&q.lines.space, 0x7FFFFFFF)
+    return 1
