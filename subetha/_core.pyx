@@ -19,6 +19,7 @@ from subetha._atomics cimport *
 from subetha._blocks cimport *
 from subetha._cells cimport *
 from subetha._heartbeat cimport *
+from subetha._lapse cimport *
 from subetha._layout cimport *
 from subetha._process cimport *
 from subetha._queue cimport *
@@ -46,6 +47,14 @@ include "_mapped.pxi"
 include "_sharedring.pxi"
 include "_table.pxi"
 include "_queue.pxi"
+
+
+def end_with_parent(pid):
+    """Let this process end soon after its parent `pid`: by SIGTERM within half a second, by SIGKILL 3.5 s later where it is stuck.
+
+    It is watched by the native timer, which runs while a heartbeat table, ring or queue of this process holds a number.
+    """
+    watch_parent(pid)
 
 
 cdef int check_layout() except -1:
@@ -96,6 +105,7 @@ cdef int check_layout() except -1:
         "POOL_LINES": (sizeof(PoolLines), {
             "items": <size_t> &pool.items - <size_t> &pool,
             "space": <size_t> &pool.space - <size_t> &pool,
+            "deadline": <size_t> &pool.deadline - <size_t> &pool,
         }),
         "PARTICIPANT": (sizeof(Participant), {
             "status": <size_t> &participant.status - <size_t> &participant,
@@ -121,8 +131,8 @@ cdef int check_layout() except -1:
                 f"{name}: the compiled core has {size} bytes {offsets}, layout.py has {kind.itemsize} bytes {declared}; "
                 "build the extension again"
             )
-    if (SLOT_USED, QUARANTINED, LINKED, LEVELS, MAX_CLASSES) != (
-        layout.SlotState.USED, layout.CellState.QUARANTINED, layout.BlockState.LINKED, layout.PRIORITIES, layout.SIZE_CLASSES
+    if (SLOT_USED, OVERDUE, LINKED, LEVELS, MAX_CLASSES) != (
+        layout.SlotState.USED, layout.CellState.OVERDUE, layout.BlockState.LINKED, layout.PRIORITIES, layout.SIZE_CLASSES
     ):
         raise errors.LayoutMismatch("states or limits of the compiled core and of layout.py differ; build the extension again")
     return 0

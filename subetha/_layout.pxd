@@ -28,6 +28,7 @@ cdef enum CellState:
     PARKED = 8
     DEAD = 9
     QUARANTINED = 10
+    OVERDUE = 11
 
 cdef enum BlockState:
     FREE_HOLE = 0
@@ -99,6 +100,8 @@ ctypedef struct PoolLines:
     uint8_t pad0[124]
     uint32_t space
     uint8_t pad1[124]
+    uint64_t deadline
+    uint8_t pad2[120]
 
 ctypedef struct Participant:
     uint64_t status

@@ -195,6 +195,20 @@ cdef class Number:
     def __dealloc__(self):
         registration_end(&self.kept)
 
+    cdef int refuse(self, str path) except -1:
+        """Raise where the holder of this number may not go on."""
+        if private_get(&self.kept.lost):
+            raise errors.HeartbeatError(
+                f"{path}: the lock that proves this process alive is gone (its descriptor was closed by other code); what it has "
+                "claimed may run elsewhere; open it again"
+            )
+        if private_get(&self.kept.unlinked):
+            raise errors.TransportError(
+                f"{path}: its file was deleted or replaced while it was in use; nobody will see what is put in, nor answer; "
+                "open or create it again"
+            )
+        return 0
+
     cdef bint is_mine(self) noexcept:
         """Was it made by this process (and not by the one that forked it), and is its lock still there?"""
         return not private_get(&self.kept.inherited) and not private_get(&self.kept.lost)

@@ -15,6 +15,7 @@ cdef extern from "process.h" nogil:
     ctypedef struct registration:
         int lock_fd
         int64_t lost
+        int64_t unlinked
         int64_t inherited
     int64_t monotonic_ns()
     int64_t realtime_ns()
@@ -23,6 +24,9 @@ cdef extern from "process.h" nogil:
     int lock_test(int fd, int64_t byte)
     int lock_take(int fd, int64_t byte)
     int64_t fork_generation()
+    void watch_parent(int pid)
+    bint registration_is_good(registration *r)
+    int file_is_unlinked(int fd)
     int registration_lock(registration *r, int fd, int64_t byte)
     int registration_watch(
         registration *r, uint64_t *status, uint64_t expected, uint64_t *last_seen, const uint64_t *epoch, int auto_beat

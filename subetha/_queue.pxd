@@ -27,10 +27,10 @@ from subetha._cells cimport (
 )
 from subetha._heartbeat cimport Records, record_is
 from subetha._layout cimport (
-    CLAIMABLE, COLLECTABLE, CORRUPT, DEAD, DONE, EMPTY, FREE, FULL, LOST, NO_PLACE, OK, PARKED, READY,
+    CLAIMABLE, COLLECTABLE, CORRUPT, DEAD, DONE, EMPTY, FENCED, FREE, FULL, LOST, NO_PLACE, OK, OVERDUE, PARKED, READY,
     RETRY, TAKEN, Code, JobCell, PoolLines, RingLines,
 )
-from subetha._process cimport is_time_to_look, realtime_ns, wake_one
+from subetha._process cimport is_time_to_look, monotonic_ns, realtime_ns, wake_one
 from subetha._repair cimport refs_look
 from subetha._ring cimport Ref, Refs, refs_init, refs_pass, refs_peek, refs_publish
 
@@ -96,12 +96,28 @@ cdef inline uint32_t job_charge(uint64_t word) noexcept nogil:
     return <uint32_t> (word_version(word) << 1 | 1)
 
 
-cdef inline void job_start(JobCell *cell, uint64_t word, uint64_t now) noexcept nogil:
-    """Count an attempt, once a claim."""
+cdef inline void deadline_put(Queue *q, uint64_t deadline) noexcept nogil:
+    """Let whoever leads look at `deadline` (monotonic ns) at the latest."""
+    cdef uint64_t seen
+    cdef int _tries
+    for _tries in range(64):
+        seen = load_acquire_u64(&q.lines.deadline)
+        if seen != 0 and seen <= deadline:
+            return
+        if cas_seq_cst_u64(&q.lines.deadline, seen, deadline):
+            return
+
+
+cdef inline void job_start(Queue *q, JobCell *cell, uint64_t word) noexcept nogil:
+    """Count an attempt, once a claim; from here on its time runs."""
     if cell.charged != job_charge(word):
         # in this order: a death in between has charged, and nobody releases after a death
         cell.attempts += 1
-        cell.started_ns = now
+        cell.started_ns = <uint64_t> realtime_ns()
+        cell.deadline_ns = 0
+        if cell.timeout_ns:
+            cell.deadline_ns = <uint64_t> monotonic_ns() + cell.timeout_ns
+            deadline_put(q, cell.deadline_ns)
         cell.charged = job_charge(word)
 
 
@@ -140,6 +156,16 @@ cdef inline bint job_free_if(Queue *q, uint64_t index, uint64_t word) noexcept n
     free_blocks(q, index, word_version(word), job_block, result_block)
     wake_one(&q.lines.space)
     return True
+
+
+cdef inline uint32_t claim_lost(Queue *q, uint64_t index, uint64_t word) noexcept nogil:
+    """After a claim's CAS from `word` failed: free the cell where it was fenced; how it was lost: FENCED, OVERDUE or FREE."""
+    cdef uint64_t seen = load_acquire_u64(cell_word(&q.cells, index))
+    cdef uint32_t state = word_state(seen)
+    if (state == FENCED or state == OVERDUE) and seen == word_pack(word_version(word), state, q.owner):
+        job_free_if(q, index, seen)
+        return state
+    return FREE
 
 
 cdef inline Code frame_store(

@@ -41,6 +41,8 @@ cdef class QueueHandle(Mapped):
     cdef int64_t collecting     # threads inside recv
     cdef uint64_t cells_offset
     cdef set pending            # sequences of jobs whose results have not come
+    cdef int64_t refused_results    # results of claims that had been taken away
+    cdef int64_t is_condemned       # 1: a job of this handle ran out of time, so its process is to be ended
     cdef int64_t run_again      # results received whose jobs had been started before, by workers that died
     cdef int64_t dropped        # results that were dropped because one had come before
 
@@ -251,6 +253,9 @@ cdef class QueueHandle(Mapped):
                 self.generation = fork_generation()
                 self.queue.owner = slot + 1
                 self.watch.queue = &self.queue
+                self.watch.unlinked = &number.kept.unlinked
+                self.watch.pool_fd = self.fd
+                self.watch.mail_fd = self.mail_fd
                 self.watch.epoch = table.epoch
                 self.watch.leader = table.epoch + 1
                 self.watch.looked_ns = self.watch.suspected_ns = 0
@@ -316,12 +321,9 @@ cdef class QueueHandle(Mapped):
 
     @cython.final
     cdef inline int check_lock(self) except -1:
-        """Raise where the lock that proves this process alive is gone."""
-        if self.number is not None and self.generation == fork_generation() and private_get(&self.number.kept.lost):
-            raise errors.HeartbeatError(
-                f"{self.file_path}: the lock that proves this process alive is gone (its descriptor was closed by other code); "
-                "its jobs may run elsewhere; open the queue again"
-            )
+        """Raise where this handle's number is not good any more: its lock, or a file of the queue, is gone."""
+        if self.number is not None and self.generation == fork_generation() and not registration_is_good(&self.number.kept):
+            self.number.refuse(self.file_path)
         return 0
 
     cdef int give_up(self) except -1:
@@ -334,6 +336,8 @@ cdef class QueueHandle(Mapped):
                 word = load_acquire_u64(cell_word(&self.queue.cells, i))
                 if word_owner(word) == self.queue.owner and word_state(word) == TAKEN:
                     clean = queue_put_back(&self.queue, i, word) == OK and clean
+                if word_owner(word) == self.queue.owner and word_is_one_of(word, 1 << FENCED | 1 << OVERDUE):
+                    job_free_if(&self.queue, i, word)
             if self.has_mailbox:
                 # P2: pairs with P1; from here on publishers free what they bring, and the drain gets the rest
                 cas_seq_cst_u64(
@@ -456,6 +460,11 @@ cdef class QueueHandle(Mapped):
         return private_get(&self.dropped)
 
     @property
+    def refused(self):
+        """Answers of this handle that were refused, since their claims had been taken away meanwhile."""
+        return private_get(&self.refused_results)
+
+    @property
     def _sequence(self):
         """The sequence of the last job id; set by tests of its wrap."""
         return self.sequence
@@ -539,7 +548,6 @@ cdef class QueueHandle(Mapped):
         cdef uint64_t job_id
         cdef int64_t deadline = deadline_of(wait)
         self.join_as_client()
-        self.check_lock()
         frame.header_length = SUBMIT_HEADER
         frame.data = args
         frame.data_length = length
@@ -560,6 +568,7 @@ cdef class QueueHandle(Mapped):
         cdef int repairs = 0
         cdef Code code
         while True:
+            self.check_lock()
             # counted before it is there, so that threads together keep the quota
             private_add(&self.queue.held, 1)
             code = QUOTA if self.quota_is_used_up() else OK
@@ -807,6 +816,11 @@ cdef class QueueHandle(Mapped):
             self.join()
             while True:
                 self.check_lock()
+                if private_get(&self.is_condemned):
+                    raise errors.HeartbeatError(
+                        f"{self.file_path}: a job of this process ran out of time, and its supervisor may end the process at any "
+                        "moment; claim nothing more and exit"
+                    )
                 code = self.take_mending(&ref)
                 if code == OK:
                     claim = self.claim_taken(&ref)
@@ -937,6 +951,7 @@ cdef class QueueHandle(Mapped):
         try:
             self.join_as_client()
             while True:
+                self.check_lock()
                 found = self.collect(as_frame)
                 if found is not None:
                     return found
@@ -1123,8 +1138,20 @@ cdef class JobClaim(Claim):
         handle.check_lock()
         if load_acquire_u64(cell_word(&handle.queue.cells, self.cell)) != self.word:
             private_set(&self.is_over, 1)
-            raise_code(LOST, handle.file_path, "")
+            self.lose(handle)
         return 0
+
+    @cython.final
+    cdef int lose(self, QueueHandle handle) except -1:
+        """The claim was taken away: say so."""
+        cdef uint32_t how = claim_lost(&handle.queue, self.cell, self.word)
+        private_add(&handle.refused_results, 1)
+        if how == OVERDUE:
+            private_set(&handle.is_condemned, 1)
+            raise errors.TransportError(
+                f"{handle.file_path}: this claim was taken away, its job ran out of time; drop the result, and end this process"
+            )
+        raise_code(LOST, handle.file_path, "")
 
     def started(self):
         """Say that the job is being run: counts an attempt (once), and writes since when.
@@ -1143,7 +1170,7 @@ cdef class JobClaim(Claim):
         try:
             self.check_held(handle)
             cell = job_cell(&handle.queue, self.cell)
-            job_start(cell, self.word, <uint64_t> realtime_ns())
+            job_start(&handle.queue, cell, self.word)
         finally:
             handle.leave()
 
@@ -1192,7 +1219,7 @@ cdef class JobClaim(Claim):
                     private_set(&self.is_over, 0)
                     raise_code(code, handle.file_path, handle.arena_text(code, text.length))
                 if code == LOST:
-                    raise_code(code, handle.file_path, "")
+                    self.lose(handle)
                 if code != OK:
                     handle.repair()
             finally:
@@ -1213,7 +1240,7 @@ cdef class JobClaim(Claim):
             elif not job_free_if(&handle.queue, self.cell, self.word):
                 code = LOST
             if code == LOST:
-                raise_code(code, handle.file_path, "")
+                self.lose(handle)
             if code != OK:
                 handle.repair()
         finally:

@@ -25,7 +25,7 @@ from subetha._cells cimport (
 )
 from subetha._heartbeat cimport status_incarnation
 from subetha._layout cimport (
-    CLAIMABLE, COLLECTABLE, COLLECTED, DEAD, DONE, EMPTY, FENCED, FREE, FREE_HOLE, NO_PLACE, OK, OWNED, READY, RETRY, TAKEN,
+    CLAIMABLE, COLLECTABLE, COLLECTED, DEAD, DONE, EMPTY, FENCED, FREE, FREE_HOLE, NO_PLACE, OK, OVERDUE, READY, RETRY, TAKEN,
     WRITING, Cause, Code, JobCell,
 )
 from subetha._process cimport realtime_ns, wake_some
@@ -123,26 +123,11 @@ cdef inline int64_t queue_repair(Queue *q) noexcept nogil:
 # ---- rescue ----
 
 
-cdef inline void write_letter(Queue *q, JobCell *cell, uint64_t index) noexcept nogil:
-    """The result frame of a dead letter, in the inline area: the error that its submitter gets."""
+cdef inline void finish_error(Queue *q, JobCell *cell, uint64_t index, int length) noexcept nogil:
+    """The result frame around an error's text of `length` bytes that stands in its place already, cut where it had no room."""
     cdef uint8_t *at = result_area(q, index)
-    cdef char *text = <char *> at + HEADER_OF_RESULT
-    cdef uint64_t room = q.result_bytes - HEADER_OF_RESULT
-    cdef Cause *last = &cell.causes[(cell.attempts - 1) % CAUSES]
-    cdef int length
-    if last.code == UNKNOWN_CAUSE:
-        length = snprintf(
-            text, room, "WorkerDied: in each of %u attempts its worker died; the last (pid %u) of an unknown cause",
-            <unsigned int> cell.attempts, <unsigned int> last.pid,
-        )
-    else:
-        length = snprintf(
-            text, room, "WorkerDied: in each of %u attempts its worker died; the last (pid %u) with %s %d",
-            <unsigned int> cell.attempts, <unsigned int> last.pid,
-            b"signal" if last.code < 0 else b"exit code", <int> (-last.code if last.code < 0 else last.code),
-        )
-    if length >= <int> room:
-        length = <int> room - 1
+    if length > <int> q.result_bytes - HEADER_OF_RESULT - 1:
+        length = <int> q.result_bytes - HEADER_OF_RESULT - 1
     at[0] = cell.job_id & 0xFF
     at[1] = (cell.job_id >> 8) & 0xFF
     at[2] = (cell.job_id >> 16) & 0xFF
@@ -152,6 +137,30 @@ cdef inline void write_letter(Queue *q, JobCell *cell, uint64_t index) noexcept 
     at[6] = length >> 8
     cell.result_block = 0
     cell.result_length = HEADER_OF_RESULT + length
+
+
+cdef inline void write_timeout(Queue *q, JobCell *cell, uint64_t index) noexcept nogil:
+    finish_error(q, cell, index, snprintf(
+        <char *> result_area(q, index) + HEADER_OF_RESULT, q.result_bytes - HEADER_OF_RESULT,
+        "JobTimeout: it ran longer than %.3f s, its timeout", <double> cell.timeout_ns * 1e-9,
+    ))
+
+
+cdef inline void write_letter(Queue *q, JobCell *cell, uint64_t index) noexcept nogil:
+    cdef char *text = <char *> result_area(q, index) + HEADER_OF_RESULT
+    cdef uint64_t room = q.result_bytes - HEADER_OF_RESULT
+    cdef Cause *last = &cell.causes[(cell.attempts - 1) % CAUSES]
+    if last.code == UNKNOWN_CAUSE:
+        finish_error(q, cell, index, snprintf(
+            text, room, "WorkerDied: in each of %u attempts its worker died; the last (pid %u) of an unknown cause",
+            <unsigned int> cell.attempts, <unsigned int> last.pid,
+        ))
+    else:
+        finish_error(q, cell, index, snprintf(
+            text, room, "WorkerDied: in each of %u attempts its worker died; the last (pid %u) with %s %d",
+            <unsigned int> cell.attempts, <unsigned int> last.pid,
+            b"signal" if last.code < 0 else b"exit code", <int> (-last.code if last.code < 0 else last.code),
+        ))
 
 
 cdef inline Code bury_job(Queue *q, uint64_t index, uint64_t died, uint64_t word, uint32_t pid, int32_t code) noexcept nogil:
@@ -261,7 +270,7 @@ cdef inline int64_t rescue_pass(
             continue
         if not death_goes_on(death):
             return found
-        if state == WRITING or state == COLLECTED or state == FENCED or (state == READY and not seen[i]):
+        if state == WRITING or state == COLLECTED or state == FENCED or state == OVERDUE or (state == READY and not seen[i]):
             found += 1
             job_free_if(q, i, word)
         elif state == TAKEN:

@@ -16,7 +16,7 @@ from subetha._cells cimport (
     Cells, cell_free_if, cell_word, word_is_one_of, word_owner, word_pack, word_state, word_version,
 )
 from subetha._layout cimport (
-    COLLECTED, CORRUPT, DONE, FENCED, FREE, OK, QUARANTINED, READY, RETRY, TAKEN, WRITING, Code,
+    COLLECTED, CORRUPT, DONE, FENCED, FREE, OK, OVERDUE, READY, RETRY, TAKEN, WRITING, Code,
 )
 from subetha._ring cimport Refs, ref_cell, ref_empty, ref_full, ref_is_live, refs_rebuild_hints
 
@@ -103,7 +103,7 @@ cdef inline uint64_t cell_mend(Cells *cells, uint64_t index, uint64_t most_owner
     cdef uint64_t word = load_acquire_u64(cell_word(cells, index))
     cdef uint64_t back
     cdef bint nobody = word_owner(word) == 0 or word_owner(word) > most_owner
-    if word_state(word) > QUARANTINED or (nobody and word_is_one_of(word, 1 << WRITING | 1 << COLLECTED | 1 << FENCED)):
+    if word_state(word) > OVERDUE or (nobody and word_is_one_of(word, 1 << WRITING | 1 << COLLECTED | 1 << FENCED)):
         cell_free_if(cells, index, word)
     elif nobody and word_state(word) == TAKEN:
         back = word_pack(word_version(word) + 1, RETRY, me)

@@ -149,20 +149,16 @@ cdef class SharedRing(Mapped):
     @cython.final
     cdef inline int join(self) except -1:
         """Have a number of this process's own; nearly always it is there already."""
-        if self.ring.owner != 0 and self.generation == fork_generation() and not private_get(&self.number.kept.lost):
+        if self.ring.owner != 0 and self.generation == fork_generation() and registration_is_good(&self.number.kept):
             return 0
         return self.join_anew()
 
     @cython.final
     cdef int join_anew(self) except -1:
         self.refuse_readonly()
-        if self.number is not None and self.number.is_mine():
+        if self.number is not None and not private_get(&self.number.kept.inherited):
+            self.number.refuse(self.file_path)
             return 0
-        if self.number is not None and private_get(&self.number.kept.lost):
-            raise errors.HeartbeatError(
-                f"{self.file_path}: the lock that proves this process alive is gone (its descriptor was closed by other "
-                "code); its claims may run elsewhere; open the file again"
-            )
         cdef Number taken = None
         while taken is None:
             try:
@@ -355,6 +351,7 @@ cdef class SharedRing(Mapped):
                         )
                     if code == SIGNAL:
                         PyErr_CheckSignals()
+                        self.join()
                     if code == OK or code == SIGNAL:
                         code = self.push_text(&text)
                     elif code == TIMEOUT:
@@ -549,6 +546,7 @@ cdef class SharedRing(Mapped):
                     )
                 if code == SIGNAL:
                     PyErr_CheckSignals()
+                    self.join()
                 if code == OK or code == CORRUPT or code == SIGNAL:
                     code = self.take_mending(ref)
                 elif code == TIMEOUT:

@@ -8,8 +8,11 @@ the old one finds another number in the word.
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from subetha._atomics cimport cas_seq_cst_u64, fetch_add_acq_rel_u64, load_acquire_u64
-from subetha._process cimport monotonic_ns
+from subetha._atomics cimport cas_seq_cst_u64, fetch_add_acq_rel_u64, load_acquire_u64, private_set
+from subetha._heartbeat cimport status_state
+from subetha._lapse cimport queue_end_overdue, queue_lapse
+from subetha._layout cimport SLOT_USED
+from subetha._process cimport file_is_unlinked, monotonic_ns
 from subetha._queue cimport Queue
 from subetha._recovery cimport UNKNOWN_CAUSE, queue_rescue
 from subetha._rescue cimport is_dead
@@ -18,10 +21,15 @@ cdef enum:
     EPOCH_MS = 1000
     LEADER_SILENT_MS = 2500
     SECOND_LOOK_MS = 50     # a death is first left to whoever started the process, and knows how it ended
+    GRACE_EPOCHS = 5        # a beat that is further behind is a lapse
+    OVERDUE_LOOK_MS = 5000  # every running job's deadline is looked at so often, whatever the pool's line says
     LOOKS = 64              # records that one who does not lead looks at each time
 
 ctypedef struct Watch:
     Queue *queue
+    int pool_fd
+    int mail_fd
+    int64_t *unlinked       # set where a file of the queue has no name any more
     uint64_t *epoch
     uint64_t *leader
     uint64_t term_seen      # the leader word and the epoch as last seen, and since when
@@ -30,6 +38,7 @@ ctypedef struct Watch:
     int64_t ticked_ns       # when this one ticked, leading
     uint64_t fresh_epoch    # nobody is lapsed who was silent before it: this one had not looked
     int64_t looked_ns
+    int64_t overdue_ns      # when the deadlines of all jobs were last looked at, leading
     int64_t suspected_ns    # since when somebody seems dead; 0: nobody does
     uint64_t next_slot
 
@@ -75,6 +84,37 @@ cdef inline void watch_tick(Watch *w, int64_t now) noexcept nogil:
     w.ticked_ns = now
 
 
+cdef inline void watch_lapses(Watch *w) noexcept nogil:
+    """The leader's: move on the work of whoever is silent for longer than the grace."""
+    cdef Queue *q = w.queue
+    cdef uint64_t epoch = load_acquire_u64(w.epoch)
+    cdef uint64_t slot, seen
+    for slot in range(q.records.count):
+        if slot + 1 == q.owner or status_state(load_acquire_u64(&q.records.first[slot].status)) != SLOT_USED:
+            continue
+        # T2: pairs with T1
+        seen = load_acquire_u64(&q.records.first[slot].last_seen_epoch)
+        if seen < w.fresh_epoch:
+            seen = w.fresh_epoch
+        if epoch > seen + GRACE_EPOCHS:
+            queue_lapse(q, slot + 1)
+
+
+cdef inline int watch_deadlines(Watch *w, int64_t now) noexcept nogil:
+    """The leader's: end the jobs that are out of time. In how many ms the next one is, or 0."""
+    cdef Queue *q = w.queue
+    cdef uint64_t deadline = load_acquire_u64(&q.lines.deadline)
+    if (deadline != 0 and deadline <= <uint64_t> now) or now - w.overdue_ns > OVERDUE_LOOK_MS * <int64_t> 1000000:
+        w.overdue_ns = now
+        # taken away first: who starts a job meanwhile puts its own deadline there
+        cas_seq_cst_u64(&q.lines.deadline, deadline, 0)
+        queue_end_overdue(q, now)
+        deadline = load_acquire_u64(&q.lines.deadline)
+    if deadline == 0 or deadline > <uint64_t> now + 500000000:
+        return 0
+    return <int> ((deadline - <uint64_t> now) // 1000000) + 1 if deadline > <uint64_t> now else 1
+
+
 cdef inline bint watch_rescues(Watch *w, bint leads, int64_t now) noexcept nogil:
     """Look for the dead. True: there is one, to be looked at again soon."""
     cdef Queue *q = w.queue
@@ -108,10 +148,17 @@ cdef inline int queue_watch(void *context) noexcept nogil:
     """One look. In how many ms the next one is wanted, 0: at the usual time."""
     cdef Watch *w = <Watch *> context
     cdef int64_t now = monotonic_ns()
-    cdef bint leads = watch_leads(w, now)
-    cdef bint soon
+    cdef bint leads
+    cdef int soon = 0
+    if file_is_unlinked(w.pool_fd) or file_is_unlinked(w.mail_fd) or file_is_unlinked(w.queue.arena.fd):
+        private_set(w.unlinked, 1)
+        return 0
+    leads = watch_leads(w, now)
     if leads:
         watch_tick(w, now)
-    soon = watch_rescues(w, leads, now)
+        watch_lapses(w)
+        soon = watch_deadlines(w, now)
+    if watch_rescues(w, leads, now) and (soon == 0 or soon > SECOND_LOOK_MS):
+        soon = SECOND_LOOK_MS
     w.looked_ns = now
-    return SECOND_LOOK_MS if soon else 0
+    return soon

@@ -273,6 +273,13 @@ class JobQueue(QueueHandle):
             arena_backed_bytes=self.arena_backed_bytes,
         )
 
+    def overdue_pids(self) -> set[int]:
+        """Find the processes of which a job ran out of time and has been answered for them: whoever started one should end it."""
+        words = self.cells()["word"]
+        owners = words[(words >> STATE_SHIFT) & 0xF == CellState.OVERDUE] & 0xFFFF
+        found = (self.heartbeat.snapshot(int(owner) - 1) for owner in owners if 0 < owner <= self.participants)
+        return {snapshot.pid for snapshot in found if snapshot is not None}
+
     def dead_letters(self) -> list[DeadLetter]:
         """List the jobs that ended after their last attempt, with every death that is remembered. Does not block."""
         cells = self.cells()

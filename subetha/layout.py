@@ -59,6 +59,7 @@ class CellState(enum.IntEnum):
     PARKED = 8
     DEAD = 9
     QUARANTINED = 10
+    OVERDUE = 11
 
 
 class BlockState(enum.IntEnum):
@@ -136,12 +137,13 @@ RING_LINES = np.dtype(
 
 POOL_LINES = np.dtype(
     {
-        "names": ["items", "space"],
-        "formats": ["<u4", "<u4"],
-        "offsets": [0, HOT_LINE],
-        "itemsize": 2 * HOT_LINE,
+        "names": ["items", "space", "deadline"],
+        "formats": ["<u4", "<u4", "<u8"],
+        "offsets": [0, HOT_LINE, 2 * HOT_LINE],
+        "itemsize": 3 * HOT_LINE,
     }
 )
+"""Waiters for jobs and for room; `deadline` is when a running job may be out of time (monotonic ns), 0: none is known."""
 
 QUEUE_GEOMETRY = np.dtype(
     [

@@ -2,7 +2,8 @@
 
 One worker process is ``python -m subetha.worker MODULE... --queue DIR``: it imports the modules, which register their
 handlers, opens the queue directory and runs the one worker loop in its main thread. `WorkerPool` starts such processes,
-hears of a death at once (a pidfd in a selector, nothing polls), and starts another in its place.
+hears of a death at once (a pidfd in a selector), and starts another in its place. Four times a second it looks whether one
+is stuck in a job that ran out of time, and kills it.
 
 A worker place goes through these states::
 
@@ -19,6 +20,7 @@ import argparse
 import contextlib
 import faulthandler
 import importlib
+import math
 import os
 import selectors
 import signal
@@ -33,6 +35,7 @@ from dataclasses import dataclass, field
 from types import FrameType, TracebackType
 from typing import Any, Final, Self
 
+from subetha._core import end_with_parent
 from subetha.errors import HeartbeatError, SubethaError
 from subetha.jobqueue import JobQueue
 from subetha.layout import Role
@@ -48,6 +51,9 @@ QUICK_DEATHS_LIMIT: Final = 5
 
 EXIT_CANNOT_START: Final = os.EX_CONFIG
 """Exit code of a worker process that could not import its modules or open its queue."""
+
+OVERDUE_LOOK_SECONDS: Final = 0.25
+"""How often the supervisor looks for workers that are stuck in a job that ran out of time."""
 
 EXIT_INTERRUPTED: Final = 128 + signal.SIGINT
 """Exit code after a second Ctrl-C, as a shell reports it."""
@@ -181,6 +187,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             importlib.import_module(module)
         queue = JobQueue.open(options.queue, role=Role.WORKER)
         loop = WorkerLoop(queue.submit_side, table=queue.heartbeat, slot=queue.slot)
+        if options.supervisor_pid is not None:
+            end_with_parent(options.supervisor_pid)
     except BaseException:
         # A module that leaves by sys.exit() in its import counts as one that could not be imported.
         if drain.requested:
@@ -195,7 +203,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             drain.finish()
             # With the queue closed this process's record in the heartbeat table is gone, and its count with it.
             if options.completed_fd is not None:
-                os.write(options.completed_fd, b"%d" % loop.completed)
+                with contextlib.suppress(BrokenPipeError):  # the supervisor may be gone
+                    os.write(options.completed_fd, b"%d" % loop.completed)
     return 0
 
 
@@ -207,6 +216,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("modules", nargs="+", metavar="MODULE", help="imported first; registers handlers")
     parser.add_argument("--queue", required=True, metavar="DIR", help="an existing queue directory")
     parser.add_argument("--completed-fd", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--supervisor-pid", type=int, help=argparse.SUPPRESS)
     return parser
 
 
@@ -240,6 +250,8 @@ class _Running:
     started: float
     completed_before: int
     """What the table said of this pid at the start: a record that an earlier process of the same pid left behind."""
+    was_stuck: bool = False
+    """Whether it was killed over a job that ran out of time."""
 
 
 @dataclass
@@ -379,6 +391,7 @@ class WorkerPool:
         self._signals: _SignalPipe | None = None
         self._signals_seen = 0
         self._queue: JobQueue | None = None
+        self._looked = self._clock()
         self._stopping = False
         self._killed = False
         self._codes_of_drained: list[int] = []
@@ -521,7 +534,7 @@ class WorkerPool:
         now = self._clock()
         for due in (place.due for place in self._places if place.due is not None):
             timeout = max(0.0, due - now) if timeout is None else min(timeout, max(0.0, due - now))
-        ready = self._selector.select(timeout)
+        ready = self._wait(None if timeout is None else now + timeout)
         # Signals come first: in a Ctrl-C for the whole group the workers' ends are part of the drain, not deaths.
         if self._signals is not None:
             self._obey(self._signals.read())
@@ -533,6 +546,30 @@ class WorkerPool:
             for place in self._places:
                 if place.due is not None and place.due <= now:
                     self._start(place)
+
+    def _wait(self, deadline: float | None) -> list[tuple[selectors.SelectorKey, int]]:
+        """Wait until something is ready or until `deadline`; meanwhile end the workers that are stuck in a job."""
+        while True:
+            now = self._clock()
+            if now - self._looked >= OVERDUE_LOOK_SECONDS:
+                self._looked = now
+                self._end_overdue()
+            left = math.inf if deadline is None else max(0.0, deadline - now)
+            ready = self._selector.select(min(left, OVERDUE_LOOK_SECONDS))
+            if ready or left <= OVERDUE_LOOK_SECONDS:
+                return ready
+
+    def _end_overdue(self) -> None:
+        """Kill the workers of which a job ran out of time: it has been answered, and they can claim nothing more."""
+        if self._queue is None or self._queue.closed:
+            return
+        overdue = self._queue.overdue_pids()
+        for place in self._places:
+            if place.running is not None and place.running.process.pid in overdue:
+                who = f"{self._name(place)} (pid {place.running.process.pid})"
+                self._report(f"{who}: a job ran longer than its timeout, the worker is killed")
+                place.running.was_stuck = True
+                signal.pidfd_send_signal(place.running.pidfd, signal.SIGKILL)
 
     def _undisturbed(self) -> contextlib.AbstractContextManager[None]:
         """Keep a Ctrl-C in a program that does not use `run` from losing a process between its start and its record."""
@@ -562,7 +599,7 @@ class WorkerPool:
         place.due = None
         completed_fd, childs_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         command = [sys.executable, "-P", "-m", "subetha.worker", *self.modules]
-        command += ["--queue", self.queue_path, "--completed-fd", str(childs_fd)]
+        command += ["--queue", self.queue_path, "--completed-fd", str(childs_fd), "--supervisor-pid", str(os.getpid())]
         # Inherited blocked, the stop signals wait for the child until it has its handlers.
         unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
         try:
@@ -604,7 +641,7 @@ class WorkerPool:
         cause += f" after {lived:.1f} s"
         if returncode == EXIT_CANNOT_START:
             cause += " (it could not import its modules or open its queue: traceback above)"
-        quick = completed == 0 and lived < QUICK_DEATH_SECONDS
+        quick = completed == 0 and lived < QUICK_DEATH_SECONDS and not worker.was_stuck
         self.deaths += 1
         self._after_death(place, who, cause, quick=quick, comes_again=returncode == EXIT_CANNOT_START)
 

@@ -18,6 +18,7 @@
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -25,6 +26,7 @@
 #include "atomics.h"
 
 #define TIMER_PERIOD_NS 500000000LL
+#define ORPHAN_NS 3500000000LL
 
 typedef struct registration {
     struct registration *next;
@@ -39,6 +41,7 @@ typedef struct registration {
     int (*look)(void *);          /* called by the timer; gives the ms until it wants to be called again, or 0 */
     void *look_at;
     int64_t lost;                 /* 1: the lock is gone although nobody gave it up */
+    int64_t unlinked;             /* 1: the file has no name any more, so nobody will come to it again */
     int64_t inherited;            /* 1: made by the process that forked this one */
 } registration;
 
@@ -98,6 +101,12 @@ static int lock_take(int fd, int64_t byte)
     return own;
 }
 
+static int file_is_unlinked(int fd)
+{
+    struct stat found;
+    return fstat(fd, &found) == 0 && found.st_nlink == 0;
+}
+
 /* ---- the process: registrations, fork, timer ---- */
 
 static pthread_mutex_t process_mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -106,8 +115,13 @@ static registration *process_registrations;
 static int timer_is_running;
 static int process_is_set_up;
 static int64_t fork_count;
+static pid_t watched_parent;      /* 0: nobody; only the timer and the one call that sets it look at these two */
+static int64_t orphan_since_ns;
 
 static int64_t fork_generation(void) { return private_get(&fork_count); }
+
+/* May the holder go on? */
+static int registration_is_good(registration *r) { return !private_get(&r->lost) && !private_get(&r->unlinked); }
 
 static void before_fork(void) { pthread_mutex_lock(&process_mutex); }
 static void after_fork_in_parent(void) { pthread_mutex_unlock(&process_mutex); }
@@ -135,26 +149,50 @@ static void after_fork_in_child(void)
     }
     process_registrations = NULL;
     timer_is_running = 0;
+    watched_parent = 0;
     private_set(&fork_count, fork_count + 1);
     pthread_mutex_init(&process_mutex, NULL);
     init_condition();
 }
 
+/* From here on this process ends soon after `pid`, its parent: SIGTERM asks it to, SIGKILL does it where it is stuck. */
+static void watch_parent(int pid)
+{
+    pthread_mutex_lock(&process_mutex);
+    orphan_since_ns = 0;
+    watched_parent = pid;
+    pthread_mutex_unlock(&process_mutex);
+}
+
+static void end_orphan(void)
+{
+    if (!watched_parent || getppid() == watched_parent)
+        return;
+    if (!orphan_since_ns) {
+        orphan_since_ns = monotonic_ns();
+        kill(getpid(), SIGTERM);
+    } else if (monotonic_ns() - orphan_since_ns > ORPHAN_NS)
+        kill(getpid(), SIGKILL);
+}
+
 static int timer_tick(void) /* ms until somebody wants the next tick, or 0 */
 {
     int soonest = 0;
+    end_orphan();
     for (registration *r = process_registrations; r; r = r->next) {
         if (!r->status)
             continue;
         /* also where the probe cannot tell: whoever closed that descriptor has closed the other one as well */
         if (lock_test(r->probe_fd, r->byte) != 1)
             private_set(&r->lost, 1);
+        else if (file_is_unlinked(r->probe_fd))
+            private_set(&r->unlinked, 1);
         /* T1: pairs with T2 in the snapshot of a record */
         if (r->auto_beat && load_acquire_u64(r->status) == r->expected_status)
             store_release_u64(r->last_seen, load_acquire_u64(r->epoch));
     }
     for (registration *r = process_registrations; r; r = r->next) {
-        int ms = r->look && !private_get(&r->lost) ? r->look(r->look_at) : 0;
+        int ms = r->look && registration_is_good(r) ? r->look(r->look_at) : 0;
         if (ms && (!soonest || ms < soonest))
             soonest = ms;
     }
@@ -214,7 +252,7 @@ static int registration_lock(registration *r, int fd, int64_t byte)
         r->byte = byte;
         r->probe_fd = fd;
         r->look = NULL;
-        r->lost = r->inherited = 0;
+        r->lost = r->unlinked = r->inherited = 0;
         r->lock_fd = lock_take(fd, byte);
         why = r->lock_fd < 0 ? errno : 0;
     }

@@ -18,6 +18,7 @@ from subetha.layout import (
     LINES_OFFSET,
     MIN_BLOCK_BYTES,
     PARTICIPANT,
+    POOL_LINES,
     PRIORITIES,
     QUEUE_GEOMETRY,
     RING_LINES,
@@ -91,7 +92,7 @@ class QueueFiles:
         geometry = pool[LINE : 2 * LINE].view(QUEUE_GEOMETRY)[0]
         self.job_bytes, self.result_bytes = int(geometry["job_bytes"]), int(geometry["result_bytes"])
         self.participants, self.arena_limit = int(geometry["participants"]), int(geometry["arena_bytes"])
-        self.cells_at = LINES_OFFSET + 2 * HOT_LINE
+        self.cells_at = LINES_OFFSET + POOL_LINES.itemsize
         self.stride = align(JOB_CELL.itemsize + self.job_bytes + self.result_bytes, LINE)
 
     def bytes(self, name):

@@ -973,7 +973,7 @@ def test_a_handle_whose_lock_was_closed_by_other_code_says_so_and_claims_no_more
             try:
                 queue.cancel(queue.submit(Pass(1, b"")))
             except HeartbeatError as error:
-                assert "open the queue again" in str(error), error
+                assert "open it again" in str(error), error
                 break
             time.sleep(0.01)
         for call in (queue.try_claim, queue.claim, lambda: claim.reply(encode_result(0, b""))):

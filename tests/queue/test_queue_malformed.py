@@ -471,7 +471,7 @@ def rings_hit(dice, files, sort):
     elif sort == "waiters":
         for lines, _ in rings:
             lines["items"], lines["space"], lines["due"] = (dice.getrandbits(32) for _ in range(3))
-        files.bytes("pool")[128:384] = 255
+        files.bytes("pool")[128:512] = 255
     else:
         assert sort == "all random"
         for name in files.ring_names:
@@ -577,7 +577,7 @@ def test_the_jobs_whose_own_cells_were_not_hit_come_through(make, files_of, what
             if job_id not in hit_ids:
                 assert results.get(job_id) == args[::-1], (seed, job_id)
         assert what == "arena" or 0 < len(hit_ids) <= 4
-        files.bytes("pool")[384:] = sound[0][384:]
+        files.bytes("pool")[512:] = sound[0][512:]
         files.bytes("arena")[:] = sound[1]
         for name in files.ring_names:
             lines, places = files.ring(name)
@@ -595,7 +595,7 @@ def test_repair_undoes_words_that_nobody_can_move_on(make, files_of):
     owned = (CellState.WRITING, CellState.COLLECTED, CellState.FENCED)
     nobodys = [
         *((state, owner) for state in owned for owner in (0, 17, 65_535)),
-        *((state, 1) for state in range(11, 16)),
+        *((state, 1) for state in range(12, 16)),
     ]
     changed = dict(zip(ids, [*nobodys, (CellState.TAKEN, 0), (CellState.TAKEN, 65_535)], strict=False))
     for job_id, (state, owner) in changed.items():

@@ -1,0 +1,154 @@
+"""Moving on the work of those who live and do not get on: lapsed (stopped, or their machine slept) or overdue (a job out of time).
+
+Lapsed moves work, dead moves memory: such a process may wake and write at any moment, so its cells stay its own.
+
+    a spare cell   FREE -> WRITING(me), the job is copied, the original's word is seen once more -> RETRY(me)
+    the original   TAKEN(w) -> FENCED(w) or OVERDUE(w): w's result is refused from here on; w or its rescuer frees the cell
+    the copy       then published in `back`; where it was overdue: -> TAKEN(me) -> DONE(me) with JobTimeout, delivered
+
+In this order: a copy alone is withdrawn (or is a double, which its client drops by the job id), a fence alone would lose the job.
+"""
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy
+
+from subetha._atomics cimport cas_seq_cst_u64, fence_seq_cst, load_acquire_u64, load_relaxed_u64
+from subetha._blocks cimport block_allocate, block_data, block_link, block_of
+from subetha._cells cimport (
+    cell_publish, cell_word, cells_acquire, word_is_one_of, word_owner, word_pack, word_state, word_version,
+)
+from subetha._layout cimport CLAIMABLE, COLLECTABLE, DEAD, DONE, FENCED, OK, OVERDUE, RETRY, TAKEN, JobCell
+from subetha._queue cimport (
+    LEVELS, Mailbox, Queue, deadline_put, job_area, job_cell, job_free_if, job_level, queue_deliver, queue_mailbox,
+    queue_publish_back,
+)
+from subetha._recovery cimport mark_mailboxes, rescue_undelivered, rescue_unpublished, write_timeout
+from subetha._repair cimport refs_call_for_repair, refs_mark_all
+
+
+cdef inline bint copy_block(
+    Queue *q, JobCell *original, uint64_t from_index, uint64_t word, uint64_t index, uint64_t version
+) noexcept nogil:
+    """Copy the block of a long job for the copy (index, version). False: there is none to be had, or the original has moved on."""
+    cdef JobCell *copy = job_cell(q, index)
+    cdef uint64_t length = load_relaxed_u64(&original.job_length)
+    cdef uint64_t block
+    cdef uint8_t *data = block_of(&q.arena, load_relaxed_u64(&original.job_block), length, from_index, word_version(word))
+    if data == NULL or block_allocate(&q.arena, &q.cells, length, q.block_owner, &block) != OK:
+        return False
+    memcpy(block_data(&q.arena, block), data, length)
+    copy.job_block = block
+    block_link(&q.arena, block, index, version)
+    return True
+
+
+cdef inline bint copy_job(Queue *q, uint64_t from_index, uint64_t word, uint64_t *index, uint64_t *waits) noexcept nogil:
+    """A copy of the job TAKEN with `word`: RETRY(me), not published yet. False: no spare cell, or the job has moved on."""
+    cdef JobCell *original = job_cell(q, from_index)
+    cdef JobCell *copy
+    cdef uint64_t writing
+    cdef uint64_t hint = 0
+    if cells_acquire(&q.cells, 0, &hint, q.owner, index, &writing) != OK:
+        return False
+    copy = job_cell(q, index[0])
+    memcpy(&copy.job_id, &original.job_id, sizeof(JobCell) - sizeof(uint64_t))
+    copy.job_length = load_relaxed_u64(&original.job_length)
+    copy.result_length = copy.result_block = copy.job_block = 0
+    copy.charged = 0
+    copy.deadline_ns = copy.progress = 0
+    if load_relaxed_u64(&original.job_block) == 0:
+        memcpy(job_area(q, index[0]), job_area(q, from_index), q.job_bytes)
+    elif not copy_block(q, original, from_index, word, index[0], word_version(writing)):
+        job_free_if(q, index[0], writing)
+        return False
+    # F1: pairs with C3 and C4; what was copied was read before this
+    fence_seq_cst()
+    if load_acquire_u64(cell_word(&q.cells, from_index)) != word:
+        job_free_if(q, index[0], writing)
+        return False
+    cell_publish(&q.cells, index[0], writing, RETRY)
+    waits[0] = word_pack(word_version(writing), RETRY, q.owner)
+    return True
+
+
+cdef inline void answer_overdue(Queue *q, uint64_t index, uint64_t waits) noexcept nogil:
+    """The copy of an overdue job: RETRY(me) -> TAKEN(me) -> DONE(me) with JobTimeout, delivered."""
+    cdef JobCell *cell = job_cell(q, index)
+    cdef uint64_t taken = word_pack(word_version(waits), TAKEN, q.owner)
+    cdef uint64_t done = word_pack(word_version(waits), DONE, q.owner)
+    cdef Mailbox box
+    # C7: pairs with C5 and C6
+    if not cas_seq_cst_u64(cell_word(&q.cells, index), waits, taken):
+        return
+    write_timeout(q, cell, index)
+    # C8: pairs with R3 and C9
+    if not cas_seq_cst_u64(cell_word(&q.cells, index), taken, done):
+        return
+    if not queue_mailbox(q, cell.job_id >> 48, &box):
+        job_free_if(q, index, done)
+    elif queue_deliver(q, &box, cell.job_id, index, done) != OK:
+        refs_call_for_repair(&box.refs)
+
+
+cdef inline bint fence_job(Queue *q, uint64_t index, uint64_t word, uint32_t state) noexcept nogil:
+    """Move a TAKEN job away from its worker, whose cell becomes `state`. False: not now, or not any more."""
+    cdef uint64_t copy, waits
+    cdef uint32_t level
+    if not copy_job(q, index, word, &copy, &waits):
+        return False
+    # F2: pairs with C8; either the worker's result is there, or it is refused
+    if not cas_seq_cst_u64(cell_word(&q.cells, index), word, word_pack(word_version(word), state, word_owner(word))):
+        job_free_if(q, copy, waits)
+        return False
+    if state == OVERDUE:
+        answer_overdue(q, copy, waits)
+        return True
+    level = job_level(job_cell(q, copy))
+    if queue_publish_back(q, level, word_version(waits), copy) != OK:
+        refs_call_for_repair(&q.back[level])
+    return True
+
+
+cdef inline uint64_t queue_lapse(Queue *q, uint64_t number) noexcept nogil:
+    """Move on what a silent participant has in hand, or was about to hand over; how many jobs."""
+    cdef uint64_t i, word
+    cdef uint64_t moved = 0
+    cdef uint32_t level
+    cdef bint marked = True
+    cdef uint8_t *seen = <uint8_t *> calloc(2 * q.cells.count, 1)
+    if seen == NULL:
+        return 0
+    for level in range(<uint32_t> LEVELS):
+        marked = marked and refs_mark_all(&q.back[level], &q.cells, CLAIMABLE, seen)
+        marked = marked and refs_mark_all(&q.submit[level], &q.cells, CLAIMABLE, seen)
+    marked = marked and mark_mailboxes(q, seen + q.cells.count)
+    for i in range(q.cells.count):
+        word = load_acquire_u64(cell_word(&q.cells, i))
+        if word_owner(word) != number:
+            continue
+        if word_state(word) == TAKEN:
+            moved += fence_job(q, i, word, FENCED)
+        elif marked and word_state(word) == RETRY and not seen[i]:
+            # the marks are older than this word where it has become RETRY since: its version then is published twice, harmless
+            moved += 1
+            rescue_unpublished(q, i, word)
+        elif marked and word_is_one_of(word, COLLECTABLE) and not seen[q.cells.count + i]:
+            moved += 1
+            rescue_undelivered(q, i, word)
+    free(seen)
+    return moved
+
+
+cdef inline void queue_end_overdue(Queue *q, int64_t now) noexcept nogil:
+    """Fence every job that has run out of time, and note when the next one will."""
+    cdef uint64_t i, word, deadline
+    for i in range(q.cells.count):
+        word = load_acquire_u64(cell_word(&q.cells, i))
+        if word_state(word) != TAKEN:
+            continue
+        deadline = load_relaxed_u64(&job_cell(q, i).deadline_ns)
+        if deadline == 0:
+            continue
+        if deadline > <uint64_t> now or not fence_job(q, i, word, OVERDUE):
+            deadline_put(q, deadline if deadline > <uint64_t> now else <uint64_t> now + 100000000)
