@@ -18,7 +18,7 @@ from subetha._blocks cimport block_allocate, block_data, block_link, block_of
 from subetha._cells cimport (
     cell_publish, cell_word, cells_acquire, word_is_one_of, word_owner, word_pack, word_state, word_version,
 )
-from subetha._layout cimport CLAIMABLE, COLLECTABLE, DEAD, DONE, FENCED, OK, OVERDUE, RETRY, TAKEN, JobCell
+from subetha._layout cimport CLAIMABLE, COLLECTABLE, DONE, FENCED, OK, OVERDUE, RETRY, TAKEN, JobCell
 from subetha._queue cimport (
     LEVELS, Mailbox, Queue, deadline_put, job_area, job_cell, job_free_if, job_level, queue_deliver, queue_mailbox,
     queue_publish_back,
@@ -110,32 +110,42 @@ cdef inline bint fence_job(Queue *q, uint64_t index, uint64_t word, uint32_t sta
     return True
 
 
+cdef inline bint mark_all(Queue *q, uint8_t *seen) noexcept nogil:
+    """`seen[cell]` for what waits, `seen[cells + cell]` for what lies in a mailbox. False: repair first."""
+    cdef uint32_t level
+    for level in range(<uint32_t> LEVELS):
+        if not refs_mark_all(&q.back[level], &q.cells, CLAIMABLE, seen):
+            return False
+        if not refs_mark_all(&q.submit[level], &q.cells, CLAIMABLE, seen):
+            return False
+    return mark_mailboxes(q, seen + q.cells.count)
+
+
 cdef inline uint64_t queue_lapse(Queue *q, uint64_t number) noexcept nogil:
     """Move on what a silent participant has in hand, or was about to hand over; how many jobs."""
     cdef uint64_t i, word
     cdef uint64_t moved = 0
-    cdef uint32_t level
-    cdef bint marked = True
-    cdef uint8_t *seen = <uint8_t *> calloc(2 * q.cells.count, 1)
-    if seen == NULL:
-        return 0
-    for level in range(<uint32_t> LEVELS):
-        marked = marked and refs_mark_all(&q.back[level], &q.cells, CLAIMABLE, seen)
-        marked = marked and refs_mark_all(&q.submit[level], &q.cells, CLAIMABLE, seen)
-    marked = marked and mark_mailboxes(q, seen + q.cells.count)
+    cdef uint8_t *seen = NULL
     for i in range(q.cells.count):
         word = load_acquire_u64(cell_word(&q.cells, i))
         if word_owner(word) != number:
             continue
         if word_state(word) == TAKEN:
             moved += fence_job(q, i, word, FENCED)
-        elif marked and word_state(word) == RETRY and not seen[i]:
-            # the marks are older than this word where it has become RETRY since: its version then is published twice, harmless
-            moved += 1
-            rescue_unpublished(q, i, word)
-        elif marked and word_is_one_of(word, COLLECTABLE) and not seen[q.cells.count + i]:
-            moved += 1
-            rescue_undelivered(q, i, word)
+        elif word_state(word) == RETRY or word_is_one_of(word, COLLECTABLE):
+            if seen == NULL:
+                seen = <uint8_t *> calloc(2 * q.cells.count, 1)
+                if seen == NULL or not mark_all(q, seen):
+                    break
+            # marked after the word was read: look at the word again
+            if load_acquire_u64(cell_word(&q.cells, i)) != word:
+                continue
+            if word_state(word) == RETRY and not seen[i]:
+                moved += 1
+                rescue_unpublished(q, i, word)
+            elif word_state(word) != RETRY and not seen[q.cells.count + i]:
+                moved += 1
+                rescue_undelivered(q, i, word)
     free(seen)
     return moved
 

@@ -22,7 +22,7 @@ from subetha._atomics cimport (
 )
 from subetha._blocks cimport Arena, block_allocate, block_data, block_free, block_link, block_of, block_relink
 from subetha._cells cimport (
-    Cells, cell_free_if, cell_publish, cell_word, cells_acquire, word_is_one_of, word_pack, word_state,
+    Cells, cell_free_if, cell_publish, cell_word, cells_acquire, word_is_one_of, word_owner, word_pack, word_state,
     word_version,
 )
 from subetha._heartbeat cimport Records, record_is
@@ -467,13 +467,21 @@ cdef inline uint64_t queue_cancel(Queue *q, uint64_t job_id) noexcept nogil:
 
 
 cdef inline uint64_t queue_drop_letter(Queue *q, uint64_t job_id) noexcept nogil:
-    """DEAD -> FREE; how many letters of that job there were."""
+    """DEAD -> FREE; how many letters of that job there were. One that its submitter has not been told of ends when it is."""
     cdef uint64_t i, word
     cdef uint64_t n = 0
     for i in range(q.cells.count):
         word = load_acquire_u64(cell_word(&q.cells, i))
-        if word_state(word) == DEAD and job_cell(q, i).job_id == job_id:
+        if word_state(word) != DEAD or job_cell(q, i).job_id != job_id:
+            continue
+        if word_owner(word) == 0:
             n += job_free_if(q, i, word)
+        else:
+            # the reference in the mailbox stays good: the letter is an ordinary result from here on
+            # C8: pairs with R3 and C9
+            n += cas_seq_cst_u64(
+                cell_word(&q.cells, i), word, word_pack(word_version(word), DONE, word_owner(word))
+            )
     return n
 
 

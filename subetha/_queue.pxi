@@ -246,7 +246,7 @@ cdef class QueueHandle(Mapped):
                 self.queue.client = <uint64_t> (slot + 1) << 16 | (status_incarnation(number.status) & 0xFFFF)
                 self.queue.block_owner = status_incarnation(number.status) << 16 | <uint64_t> (slot + 1)
                 self.sequence = 0
-                self.pending.clear()
+                self.pending = set()
                 self.queue.held = 0
                 self.collecting = 0
                 self.has_mailbox = False
@@ -517,6 +517,14 @@ cdef class QueueHandle(Mapped):
         return found
 
     @cython.final
+    cdef bint ended(self, uint32_t sequence) except -1:
+        """A job of this client holds its cell no more; False where that was known."""
+        if not self.is_pending_still(sequence):
+            return False
+        private_add(&self.queue.held, -1)
+        return True
+
+    @cython.final
     cdef bint quota_is_used_up(self) noexcept:
         if <uint64_t> private_get(&self.queue.held) <= self.queue.quota:
             return False
@@ -705,8 +713,7 @@ cdef class QueueHandle(Mapped):
             with nogil:
                 n = queue_cancel(&self.queue, wanted)
             if n and wanted >> 32 == self.queue.client:
-                private_add(&self.queue.held, -1)
-                self.is_pending_still(<uint32_t> wanted)
+                self.ended(<uint32_t> wanted)
             return n > 0
         finally:
             self.leave()
@@ -884,7 +891,7 @@ cdef class QueueHandle(Mapped):
         cdef const uint8_t *data
         cdef bytes copy
         cdef uint8_t header[7]
-        cdef bint was_run_again
+        cdef bint was_run_again, is_first
         cdef int repairs = 0
         while True:
             code = queue_next_result(&self.queue, &self.inbox.box, &ref)
@@ -914,7 +921,7 @@ cdef class QueueHandle(Mapped):
                 copy_frame(copy, header, data, length)
                 if not letter_told(&self.queue, ref.cell, ref.word):
                     continue
-                private_add(&self.queue.held, -1)
+                is_first = self.ended(<uint32_t> job_id)
                 refs_pass(&self.inbox.box.refs, &ref)
             else:
                 collected = word_pack(word_version(ref.word), COLLECTED, self.queue.owner)
@@ -923,11 +930,11 @@ cdef class QueueHandle(Mapped):
                     continue
                 copy_frame(copy, header, data, length)
                 # before the cell is free, so that a submitter woken by that finds its quota
-                private_add(&self.queue.held, -1)
+                is_first = self.ended(<uint32_t> job_id)
                 job_free_if(&self.queue, ref.cell, collected)
                 refs_pass(&self.inbox.box.refs, &ref)
                 store_relaxed_u64(&self.queue.hint, ref.cell)
-            if not self.is_pending_still(<uint32_t> job_id):
+            if not is_first:
                 # a double: the job was put back while its first worker was only slow, and both have answered
                 private_add(&self.dropped, 1)
                 continue
