@@ -43,7 +43,7 @@ cdef extern from "errno.h" nogil:
 
 cdef enum:
     SPIN_CHECKS = 200
-    YIELD_CHECKS = 40
+    YIELD_NS = 20000
     LONGEST_SLEEP_MS = 480
     LOOK_PERIOD_MS = 5000
 
@@ -101,7 +101,7 @@ cdef inline Code wait_for(
     (< 0: none); `stage` is the caller's, 0 at first.
     """
     cdef uint32_t seen
-    cdef int64_t ns
+    cdef int64_t ns, began
     cdef int _n
     cdef Code code
     if stage[0] == 0:
@@ -113,8 +113,9 @@ cdef inline Code wait_for(
             if private_get(closed):
                 return CLOSED
             cpu_pause()
-        # whoever was woken for this may be waiting for our processor
-        for _n in range(YIELD_CHECKS):
+        # whoever was woken for this may be waiting for our processor; where others are, one turn of theirs ends this
+        began = monotonic_ns()
+        while monotonic_ns() - began < YIELD_NS:
             sched_yield()
             code = check(context, False)
             if code != EMPTY and code != FULL:
