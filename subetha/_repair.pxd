@@ -1,16 +1,18 @@
 """Finding jobs again after places or hints were damaged: give every place a new lap, then publish what nothing refers to.
 
-A repair needs no lock. While places are empty that should not be, the ring's word `due` says so: whoever meets it repairs too,
-so a repairer that is stopped or dies leaves nothing behind that lasts.
+A repair needs no lock. The ring's word `due` says that one goes on, and which lap it gives: `due` = lap << 1 | 1. Whoever finds it so
+helps with the same lap, and leaves alone what has that lap already; nobody empties a place for a repair that is over. So a
+repairer that is stopped or dies leaves nothing behind that lasts, and one that wakes late cannot empty what was filled again
+(models/repair.pml). Bit 0 goes when everything was published.
 
 Publishing a waiting cell a second time is harmless: both references name the same version, the cell decides who gets it,
 and the other reference is stale from then on.
 """
 
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from subetha._atomics cimport (
-    cas_seq_cst_u32, cas_seq_cst_u64, fetch_add_seq_cst_u32, load_acquire_u64, load_seq_cst_u32, store_release_u64,
+    cas_seq_cst_u32, cas_seq_cst_u64, load_acquire_u64, load_seq_cst_u32,
 )
 from subetha._cells cimport (
     Cells, cell_free_if, cell_word, word_is_one_of, word_owner, word_pack, word_state, word_version,
@@ -18,59 +20,92 @@ from subetha._cells cimport (
 from subetha._layout cimport (
     COLLECTED, CORRUPT, DONE, FENCED, FREE, OK, OVERDUE, READY, RETRY, TAKEN, WRITING, Code,
 )
-from subetha._ring cimport Refs, ref_cell, ref_empty, ref_full, ref_is_live, refs_rebuild_hints
+from subetha._ring cimport (
+    Refs, ref_cell, ref_empty, ref_full, ref_is_live, ref_lap, refs_rebuild_hints, signed_difference,
+)
 
 cdef enum:
-    OWNED_STATES = 1 << WRITING | 1 << TAKEN | 1 << COLLECTED | 1 << FENCED
+    LAPS_OF_A_REPAIR = 3    # a place that is so far ahead of the repair's lap was filled and emptied since
 
 
-cdef inline void refs_relap(Refs *refs) noexcept nogil:
-    """Empty every place under one new lap and point both hints there. Cells keep their jobs; the caller publishes them."""
-    cdef uint64_t lap = ((load_acquire_u64(refs.tail) & refs.position_mask) >> refs.size_bits) + 2
+cdef inline bint lap_is_near(Refs *refs, uint64_t lap, uint64_t target, int64_t behind, int64_t ahead) noexcept nogil:
+    cdef int64_t difference = signed_difference(lap, target, refs.lap_bits)
+    return -behind <= difference and difference <= ahead
+
+
+cdef inline uint64_t refs_fresh_lap(Refs *refs, uint32_t due) noexcept nogil:
+    """A lap that neither a place nor `due` shows, nor one near it. Where damage has left none such, another repair follows."""
+    cdef uint64_t mask = (<uint64_t> 1 << refs.lap_bits) - 1
+    cdef uint64_t target = (((load_acquire_u64(refs.tail) & refs.position_mask) >> refs.size_bits) + 2) & mask
+    cdef uint64_t s
+    cdef bint is_fresh
+    cdef int _tries
+    for _tries in range(64):
+        is_fresh = not lap_is_near(refs, (due >> 1) & mask, target, 1, 1)
+        for s in range(refs.size):
+            if not is_fresh:
+                break
+            is_fresh = not lap_is_near(refs, ref_lap(refs, load_acquire_u64(&refs.places[s])), target, 1, LAPS_OF_A_REPAIR)
+        if is_fresh:
+            break
+        target = (target + LAPS_OF_A_REPAIR + 2) & mask
+    return target
+
+
+cdef inline void refs_call_for_repair(Refs *refs) noexcept nogil:
+    """A waiting cell may be without a reference: begin a repair, also where one goes on that may have passed that cell."""
+    cdef uint32_t due = load_seq_cst_u32(refs.due)
+    # where this fails somebody has begun another one after the caller's last change
+    cas_seq_cst_u32(refs.due, due, <uint32_t> (refs_fresh_lap(refs, due) << 1) | 1)
+
+
+cdef inline void refs_relap(Refs *refs, uint32_t due) noexcept nogil:
+    """Empty every place that has not the lap of the repair `due` (or a later one, given since), as long as that goes on."""
+    cdef uint64_t lap = due >> 1
     cdef uint64_t s, place
     cdef int _tries
-    lap &= (<uint64_t> 1 << refs.lap_bits) - 1
     for s in range(refs.size):
         for _tries in range(64):
             place = load_acquire_u64(&refs.places[s])
+            if lap_is_near(refs, ref_lap(refs, place), lap, 0, LAPS_OF_A_REPAIR):
+                break
+            if load_seq_cst_u32(refs.due) != due:
+                return
             if cas_seq_cst_u64(&refs.places[s], place, ref_empty(refs, lap)):
                 break
-    store_release_u64(refs.head, (lap << refs.size_bits) & refs.position_mask)
-    store_release_u64(refs.tail, (lap << refs.size_bits) & refs.position_mask)
 
 
 cdef inline uint32_t refs_mend(Refs *refs) noexcept nogil:
-    """Consistent places keep their references; else all are emptied, after the word `due` was counted up.
+    """Consistent places keep their references, unless a repair goes on; else all are emptied.
 
-    Returns `due`, for `refs_mended` once all is published again. Several may be at it: each does the whole work, and only
-    the last one to empty the places can take `due` away.
+    Returns `due`, for `refs_mended` once all is published again. Several may be at it.
     """
-    cdef uint32_t due = load_seq_cst_u32(refs.due)
-    if refs_rebuild_hints(refs) != OK:
-        # 0 once in 2**32 repairs would mean "none is due": then counted once more
-        due = fetch_add_seq_cst_u32(refs.due, 1) + 1
-        if due == 0:
-            due = fetch_add_seq_cst_u32(refs.due, 1) + 1
-        refs_relap(refs)
+    cdef uint32_t due = 0
+    cdef int _tries
+    for _tries in range(8):
+        due = load_seq_cst_u32(refs.due)
+        if due & 1:
+            refs_relap(refs, due)
+        if refs_rebuild_hints(refs) == OK:
+            return due
+        if load_seq_cst_u32(refs.due) == due:
+            # damaged, perhaps once more during the repair
+            cas_seq_cst_u32(refs.due, due, <uint32_t> (refs_fresh_lap(refs, due) << 1) | 1)
     return due
 
 
 cdef inline void refs_mended(Refs *refs, uint32_t due) noexcept nogil:
-    """Every waiting cell has its reference again: the repair is over, unless somebody emptied the places since."""
-    if due:
-        cas_seq_cst_u32(refs.due, due, 0)
-
-
-cdef inline void refs_call_for_repair(Refs *refs) noexcept nogil:
-    """A waiting cell may be without a reference: whoever comes next repairs."""
-    fetch_add_seq_cst_u32(refs.due, 1)
+    """Every waiting cell has its reference again: the repair is over, unless another one was begun since."""
+    if due & 1:
+        cas_seq_cst_u32(refs.due, due, due & ~<uint32_t> 1)
 
 
 cdef inline Code refs_look(Refs *refs) noexcept nogil:
     """Find the hints again in the places; where these contradict each other, say that a repair is due."""
     if refs_rebuild_hints(refs) == OK:
         return OK
-    refs_call_for_repair(refs)
+    if not load_seq_cst_u32(refs.due) & 1:
+        refs_call_for_repair(refs)
     return CORRUPT
 
 
@@ -86,11 +121,11 @@ cdef inline void refs_mark(Refs *refs, Cells *cells, uint32_t states, uint8_t *s
 cdef inline bint refs_mark_all(Refs *refs, Cells *cells, uint32_t states, uint8_t *seen) noexcept nogil:
     """`refs_mark`. False where a repair was due or moved the references meanwhile: then one may have been missed."""
     cdef uint64_t tail = load_acquire_u64(refs.tail) & refs.position_mask
-    if load_seq_cst_u32(refs.due):
+    if load_seq_cst_u32(refs.due) & 1:
         return False
     refs_mark(refs, cells, states, seen)
     # a repair gives every place a new lap
-    return not load_seq_cst_u32(refs.due) and (
+    return not load_seq_cst_u32(refs.due) & 1 and (
         ((load_acquire_u64(refs.tail) & refs.position_mask) - tail) & refs.position_mask
     ) < refs.size
 

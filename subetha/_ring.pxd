@@ -27,7 +27,7 @@ from subetha._layout cimport CORRUPT, EMPTY, NO_PLACE, OK, Code, RingLines
 ctypedef struct Refs:
     uint64_t *tail
     uint64_t *head
-    uint32_t *due           # not 0: somebody has emptied the places, and may have died before all was published again
+    uint32_t *due           # bit 0: a repair goes on, or its repairer has died; above it the lap that it gives
     uint64_t *places
     uint64_t size           # places, a power of two
     uint64_t size_mask
@@ -208,7 +208,7 @@ cdef inline Code refs_publish_due(Refs *refs, Cells *cells, uint32_t states, uin
 
 cdef inline Code refs_publish(Refs *refs, Cells *cells, uint32_t states, uint64_t version, uint64_t cell) noexcept nogil:
     """`refs_publish_due`, unless a repair is due: CORRUPT then."""
-    if load_relaxed_u32(refs.due):
+    if load_relaxed_u32(refs.due) & 1:
         return CORRUPT
     return refs_publish_due(refs, cells, states, version, cell)
 
@@ -229,7 +229,7 @@ cdef inline Code refs_peek(Refs *refs, Cells *cells, uint32_t states, Ref *out) 
     cdef bint rebuilt = False
     cdef bint doubted = False
     cdef uint64_t tries = 0
-    if load_relaxed_u32(refs.due):
+    if load_relaxed_u32(refs.due) & 1:
         return CORRUPT
     while tries < 4 * refs.size + 64:
         tries += 1

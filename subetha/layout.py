@@ -133,7 +133,7 @@ RING_LINES = np.dtype(
         "itemsize": 4 * HOT_LINE,
     }
 )
-"""Hints of a ring, the futex words of those who wait for items and for space, and "a repair is due" where not 0."""
+"""Hints of a ring, the futex words of those who wait for items and for space, and which repair goes on (`due`, bit 0)."""
 
 POOL_LINES = np.dtype(
     {

@@ -311,12 +311,12 @@ class TestFrozenStates:
                 raw.set_laps(100)
                 raw.lines["due"] = due
                 assert sorted([take(ring), *drain(ring)]) == [b"a", b"b", b"c"]
-                assert raw.lines["due"][0] == 0
+                assert raw.lines["due"][0] & 1 == 0
                 ring.push_many([b"a", b"b"])
                 raw.set_laps(200)
                 raw.lines["due"] = due
                 ring.try_push(b"c")
-                assert raw.lines["due"][0] == 0
+                assert raw.lines["due"][0] & 1 == 0
                 assert sorted(drain(ring)) == [b"a", b"b", b"c"]
                 self.works_with(ring, 4)
 
@@ -335,7 +335,7 @@ class TestFrozenStates:
             raw.places[:] = np.random.default_rng(1).integers(0, 2**64, raw.size, np.uint64)
             in_threads(*(handle.repair for handle in handles))
             assert sorted(drain(ring)) == [b"a", b"b", b"c"]
-            assert raw.lines["due"][0] == 0
+            assert raw.lines["due"][0] & 1 == 0
             self.works_with(ring, 4)
         for handle in handles:
             handle.close()

@@ -1,0 +1,243 @@
+/* Cells and references (docs/design/cells.md) in a small world: 1 producer, 1 or 2 consumers, 2 rescuers at once, 1 cell, 2 places.
+   Any process may die or stop at any step, the rescuers too; several rescuers may work on the same victim. With -DREUSE somebody takes
+   the number of a dead consumer as soon as its record is free, while a slow rescuer may still work on the dead one. At the end living
+   rescuers run, then a drain: an accepted item has exactly one result, and every cell is free.
+     spin -a -DREUSE -DNKS=1 -DMAXDEATHS=2 cells.pml && gcc -O1 -w -DSAFETY -DCOLLAPSE -o pan pan.c && ./pan -m400000
+                                                  10.5 million states, no error
+     -DREUSE -DNKS=1 -DMAXDEATHS=1                2.5 million, no error
+     -DMAXDEATHS=1 (2 consumers, no reuse)        NOT exhausted within 45 s
+   Variants that must fail (with -DMAXDEATHS=2):
+     -DNOBUMP         a put-back keeps its version (a helper that judged the old place stale then frees a live reference: job lost)
+     -DBROKEN_RETRY   a put-back job passes through READY (its rescuer dies unpublished: job lost)
+     -DBROKEN_READY   a dead submitter's unpublished cell is left (cell leaked)
+     -DBROKEN_NOINC -DREUSE -DNKS=1   a slow rescuer does not look at the record again after reading a word (takes the cell of
+                      the number's new holder)
+   Not in it: mailboxes (mail.pml), the lapsed worker (lapsed.pml), several submitters, more cells, blocks, weak memory. */
+#ifdef NOBUMP
+#define BUMP
+#else
+#define BUMP c[i].ver=v+1; v=v+1;
+#endif
+#ifndef NC
+#define NC 1
+#endif
+#define R 2
+#define FREE 0
+#define WRITING 1
+#define READY 2
+#define TAKEN 3
+#define DONE 4
+#define RETRY 5
+#ifndef NKS
+#define NKS 2
+#endif
+#define NITEM 1
+typedef Cell { byte ver; byte st; byte own; byte dat };
+typedef Place { byte lap; bit occ; byte ver; byte idx };
+Cell c[NC]; Place p[R];
+byte tail, head, results[NITEM], deaths;
+bit accepted[NITEM];
+bit dead[8]; bit fin[8]; bit rescued[8]; bit norestart; byte inc[8];
+#ifndef MAXDEATHS
+#define MAXDEATHS 1
+#endif
+#define MAYDIE(me) if :: skip :: atomic { deaths < MAXDEATHS -> deaths++; dead[me]=1 }; goto die fi
+
+inline publish(me, i, v) {
+  /* returns ok */
+  do
+  :: atomic { pos = tail; s = pos % R; lap = pos / R; pl = p[s].lap; pf = p[s].occ; pv = p[s].ver; pi = p[s].idx }
+     MAYDIE(me);
+     if
+     :: pl == lap && !pf ->
+        atomic { if :: p[s].lap==pl && p[s].occ==pf && p[s].ver==pv && p[s].idx==pi -> p[s].occ=1; p[s].ver=v; p[s].idx=i; ok=1 :: else -> ok=0 fi }
+        if :: ok -> break :: else fi
+     :: pl < lap || (pl == lap && pf && 0) ->
+        /* occupied from the lap before: stale? help, else occ */
+        atomic { stale = !(c[pi].ver==pv && (c[pi].st==READY || c[pi].st==RETRY)) }
+        if
+        :: pf && stale -> atomic { if :: p[s].lap==pl && p[s].occ && p[s].ver==pv && p[s].idx==pi -> p[s].occ=0; p[s].lap=pl+1; p[s].ver=0; p[s].idx=0 :: else fi }
+        :: else -> ok=0; break
+        fi
+     :: else -> atomic { if :: tail==pos -> tail=pos+1 :: else fi }
+     fi
+  od
+}
+
+proctype producer(byte me; byte item) {
+  byte i, v, pos, s, lap, pl, pv, pi; bit pf, ok, stale;
+  i = 0;
+  do
+  :: i == NC -> goto end
+  :: else -> atomic { ok=0; if :: c[i].st==FREE -> c[i].st=WRITING; c[i].own=me; v=c[i].ver; ok=1 :: else fi }
+     if :: ok -> break :: else -> i++ fi
+  od;
+  MAYDIE(me);
+  c[i].dat = item;
+  MAYDIE(me);
+  atomic { c[i].st = READY };
+  MAYDIE(me);
+  publish(me, i, v);
+  if
+  :: ok -> MAYDIE(me); accepted[item] = 1; atomic { if :: tail==pos -> tail=pos+1 :: else fi }
+  :: else -> /* withdraw */
+     atomic { if :: c[i].st==READY && c[i].own==me && c[i].ver==v -> c[i].st=FREE; c[i].ver=v+1; c[i].own=0 :: else -> accepted[item]=1 fi }
+  fi;
+end: fin[me]=1; goto out;
+die: skip;
+out: skip
+}
+
+inline claim(me) {
+  got = 0;
+  do
+  :: atomic { pos=head; s=pos%R; lap=pos/R; pl=p[s].lap; pf=p[s].occ; pv=p[s].ver; pi=p[s].idx }
+     MAYDIE(me);
+     if
+     :: pl==lap && !pf -> break
+     :: pl==lap && pf ->
+        atomic { v=c[pi].ver; st=c[pi].st; ow=c[pi].own }
+        MAYDIE(me);
+        if
+        :: v==pv && (st==READY || st==RETRY) ->
+           atomic { if :: c[pi].ver==v && c[pi].st==st && c[pi].own==ow -> c[pi].st=TAKEN; c[pi].own=me; got=1 :: else fi }
+        :: else
+        fi;
+        MAYDIE(me);
+        if :: got || !(v==pv && (st==READY||st==RETRY)) ->
+           atomic { if :: p[s].lap==pl && p[s].occ==pf && p[s].ver==pv && p[s].idx==pi -> p[s].occ=0; p[s].lap=pl+1; p[s].ver=0; p[s].idx=0 :: else fi };
+           MAYDIE(me);
+           atomic { if :: head==pos -> head=pos+1 :: else fi }
+        :: else fi;
+        if :: got -> break :: else fi
+     :: pl > lap -> atomic { if :: head==pos -> head=pos+1 :: else fi }
+     :: pl < lap -> break
+     fi
+  od
+}
+inline finish(me) {
+  MAYDIE(me);
+  atomic { assert(c[pi].st==TAKEN && c[pi].own==me); c[pi].st=DONE; results[c[pi].dat]++ };
+  MAYDIE(me);
+  atomic { c[pi].st=FREE; c[pi].ver=c[pi].ver+1; c[pi].own=0 }
+}
+proctype consumer(byte me; byte n) {
+  byte pos, s, lap, pl, pv, pi, v, st, ow; bit pf, got;
+  do
+  :: n==0 -> break
+  :: else -> n--; claim(me); if :: got -> finish(me) :: else fi
+  od;
+  fin[me]=1; goto out;
+die: skip;
+out: skip
+}
+#ifdef REUSE
+/* somebody else takes the number of a dead consumer, once its record is free */
+proctype newcomer(byte n) {
+  if
+  :: atomic { rescued[n] && !norestart -> rescued[n]=0; dead[n]=0; fin[n]=0; inc[n]=1 } run consumer(n,1)
+  :: norestart
+  fi
+}
+#endif
+#define R1 5
+#define R2 6
+proctype rescuer(byte me) {
+  byte i, k, d, v, st, pos, s, lap, pl, pv, pi; bit pf, ok, stale, inring, found, was; byte inck;
+  /* several rescuers may work on one victim at once; the exact-word CAS decides */
+again:
+  d = 0;
+  do
+  :: atomic { d < 7 && !(dead[d] && !rescued[d]) -> d++ }
+  :: d == 7 -> break
+  :: atomic { d < 7 && dead[d] && !rescued[d] -> inck = inc[d]; break }
+  od;
+  if
+  :: d < 7 ->
+     i = 0; found = 0;
+     do
+     :: i == NC -> break
+     :: else ->
+        atomic { v=c[i].ver; st=c[i].st; ok=(c[i].own==d && c[i].st!=FREE) }
+#ifndef BROKEN_NOINC
+        if :: ok -> atomic { ok = (inc[d]==inck && !rescued[d]) } :: else fi;     /* still the dead incarnation, after reading the word */
+#endif
+        if
+        :: ok ->
+           was = found; found = 1;
+           if
+           :: st==WRITING -> atomic { if :: c[i].ver==v && c[i].st==st && c[i].own==d -> c[i].st=FREE; c[i].ver=v+1; c[i].own=0 :: else fi }
+           :: st==DONE -> atomic { if :: c[i].ver==v && c[i].st==st && c[i].own==d -> c[i].st=FREE; c[i].ver=v+1; c[i].own=0 :: else fi }
+           :: st==READY || st==RETRY ->
+              inring=0; k=0;
+              do :: k==R -> break
+                 :: else -> atomic { if :: p[k].occ && p[k].ver==v && p[k].idx==i -> inring=1 :: else fi; k++ }
+              od;
+              if
+              :: inring -> found = was
+              :: !inring && st==READY ->
+#ifdef BROKEN_READY
+                 found = was
+#else
+                 atomic { if :: c[i].ver==v && c[i].st==st && c[i].own==d -> c[i].st=FREE; c[i].ver=v+1; c[i].own=0 :: else fi }
+#endif
+              :: !inring && st==RETRY ->
+                 atomic { ok=0; if :: c[i].ver==v && c[i].st==st && c[i].own==d -> c[i].own=me; BUMP ok=1 :: else fi }
+                 MAYDIE(me);
+                 if :: ok -> ok=0; do :: ok -> break :: else -> publish(me, i, v) od; atomic { if :: tail==pos -> tail=pos+1 :: else fi } :: else fi
+              fi
+           :: st==TAKEN ->
+#ifdef BROKEN_RETRY
+              atomic { ok=0; if :: c[i].ver==v && c[i].st==st && c[i].own==d -> c[i].st=READY; c[i].own=me; ok=1 :: else fi }
+#else
+              atomic { ok=0; if :: c[i].ver==v && c[i].st==st && c[i].own==d -> c[i].st=RETRY; c[i].own=me; BUMP ok=1 :: else fi }
+#endif
+              MAYDIE(me);
+              if :: ok -> ok=0; do :: ok -> break :: else -> publish(me, i, v) od; atomic { if :: tail==pos -> tail=pos+1 :: else fi } :: else fi
+           fi
+        :: else
+        fi;
+        i++;
+     od;
+     MAYDIE(me);
+     atomic { if :: !found && inc[d]==inck -> rescued[d]=1 :: else fi } goto again
+  :: else
+  fi;
+  goto out;
+die: skip;
+out: fin[me]=1
+}
+byte ii;
+init {
+  byte pos, s, lap, pl, pv, pi, v, st, ow; bit pf, got;
+  #ifdef REUSE
+  run newcomer(3);
+#endif
+  atomic { run producer(1,0); run consumer(3,1);
+#if NKS>1
+    run consumer(4,1)
+#endif
+  }
+  /* rescuers run beside and after */
+  run rescuer(R1);
+  run rescuer(R2);
+#ifdef REUSE
+  (_nr_pr <= 2); norestart = 1;
+#endif
+  (_nr_pr == 1);
+  deaths = MAXDEATHS;
+  run rescuer(7); (_nr_pr == 1);
+  run rescuer(7); (_nr_pr == 1);
+  /* drain */
+  deaths = MAXDEATHS;
+  do
+  :: claim(7); if :: got -> finish(7) :: else -> break fi
+  od;
+  ii=0;
+  do :: ii<NITEM -> assert(results[ii] <= 1); assert(!accepted[ii] || results[ii]==1); ii++ :: else -> break od;
+  ii=0;
+  do :: ii<NC -> assert(c[ii].st==FREE); ii++ :: else -> break od;
+  goto out;
+die: assert(0);
+out: skip
+}

@@ -1,0 +1,183 @@
+"""Run every model and every broken variant with spin, each in a temporary directory.
+
+A sound model has to finish without an error and without a truncated search; a broken variant has to fail.
+
+    python models/check.py [--long] [--jobs N] [MODEL ...]
+"""
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+# model: what has to hold, what has to fail, what has to hold and takes long
+RUNS = {
+    "wait": {
+        "sound": ["-DNP1=2 -DNP2=1 -DNW0=2 -DNW1=1"],
+        "broken": [
+            "-DNP1=2 -DNP2=1 -DNW0=2 -DNW1=1 -DBROKEN_NOSECONDWAKE",
+            "-DNP1=2 -DNP2=1 -DNW0=2 -DNW1=1 -DBROKEN_NOBUMP",
+        ],
+        "long": [],
+    },
+    "cells": {
+        "sound": ["-DREUSE -DNKS=1 -DMAXDEATHS=1"],
+        "broken": [
+            "-DMAXDEATHS=2 -DNOBUMP",
+            "-DMAXDEATHS=2 -DBROKEN_RETRY",
+            "-DMAXDEATHS=2 -DBROKEN_READY",
+            "-DMAXDEATHS=2 -DBROKEN_NOINC -DREUSE -DNKS=1",
+        ],
+        "long": ["-DREUSE -DNKS=1 -DMAXDEATHS=2", "-DMAXDEATHS=1", "-DMAXDEATHS=2"],
+    },
+    "mail": {
+        "sound": ["-DMAXDEATHS=1 -DNRES=1 -DONECOL", "-DMAXDEATHS=2 -DNRES=1 -DONECOL"],
+        "broken": [
+            "-DMAXDEATHS=2 -DNRES=1 -DONECOL -DMARKLATE",
+            "-DMAXDEATHS=2 -DBROKEN_NOINC",
+            "-DMAXDEATHS=2 -DNRES=1 -DONECOL -DBROKEN_REG",
+            "-DMAXDEATHS=2 -DNRES=1 -DONECOL -DBROKEN_CHECKFIRST",
+            "-DMAXDEATHS=2 -DNRES=1 -DONECOL -DBROKEN_RESC",
+            "-DMAXDEATHS=2 -DNRES=1 -DONECOL -DBROKEN_NOJOBID",
+            "-DMAXDEATHS=2 -DNRES=1 -DONECOL -DNODUPCHECK",
+        ],
+        "long": ["-DMAXDEATHS=2 -DNRES=1", "-DMAXDEATHS=1 -DNRES=2 -DONECOL"],
+    },
+    "lapsed": {
+        "sound": ["-DMAXDEATHS=1"],
+        "broken": [
+            "-DMAXDEATHS=1 -DBROKEN_FENCEFIRST",
+            "-DMAXDEATHS=1 -DBROKEN_TMO_NOCOPY",
+            "-DMAXDEATHS=1 -DBROKEN_CANCEL",
+            "-DMAXDEATHS=1 -DBROKEN_NOWITHDRAW",
+            "-DMAXDEATHS=1 -DBROKEN_NORECHECK -DNC=3 -DNJ=2",
+        ],
+        "long": ["-DMAXDEATHS=2", "-DMAXDEATHS=1 -DNC=3 -DNJ=2 -DNOTIMEOUT -DNOCANCEL", "-DMAXDEATHS=1 -DNC=3 -DNJ=2"],
+    },
+    "repair": {
+        "sound": [
+            "-DNREP=2 -DMAXDEATHS=2",
+            "-DNREP=2 -DMAXDEATHS=1 -DDHINTS",
+            "-DNREP=1 -DTAKES=1 -DBACKS=1 -DMAXDEATHS=1",
+            "-DNREP=1 -DTAKES=1 -DPUSHES=1 -DMAXDEATHS=1",
+        ],
+        "broken": ["-DNREP=2 -DMAXDEATHS=1 -DBROKEN_COUNT", "-DNREP=1 -DMAXDEATHS=1 -DNODUE"],
+        "long": [],
+    },
+    "rotate": {
+        "sound": [
+            "-DMAXDEATHS=2 -DNRES=1 -DTBACK=1 -DTDONE=1",
+            "-DMAXDEATHS=2 -DNRES=2",
+            "-DMAXDEATHS=1 -DNC=3 -DNPUT=2",
+            "-DMAXDEATHS=1 -DNC=3 -DLIVE0=2 -DTBACK=1",
+            "-DMAXDEATHS=0 -DNC=4 -DLIVE0=2 -DNPUT=2",
+        ],
+        "broken": [
+            "-DMAXDEATHS=0 -DBROKEN_NOROTATE",
+            "-DMAXDEATHS=0 -DNC=4 -DLIVE0=2 -DNPUT=2 -DBROKEN_ONETRY",
+            "-DMAXDEATHS=1 -DTBACK=1 -DBROKEN_READY",
+            "-DMAXDEATHS=1 -DTBACK=1 -DNRES=1 -DNOBUMP",
+        ],
+        "long": [],
+    },
+}
+# the verifier of this one is long: compiling it takes more time than optimizing saves
+OPTIMIZE = {"repair": "-O0"}
+MEGABYTES = {"sound": 2500, "broken": 2500, "long": 12000}
+TRUNCATED = ("max search depth too small", "Search not completed", "out of memory", "memory limit")
+
+
+@dataclass
+class Outcome:
+    """What one run showed."""
+
+    model: str
+    flags: str
+    kind: str
+    states: str
+    seconds: float
+    verdict: str
+    expected: bool
+
+
+def explore(model: str, flags: str, kind: str) -> str:
+    """The output of the verifier, or of the tool that failed before it."""
+    source = Path(__file__).resolve().parent / f"{model}.pml"
+    compiler = f"gcc {OPTIMIZE.get(model, '-O1')} -w -DSAFETY -DCOLLAPSE -DMEMLIM={MEGABYTES[kind]} -o pan pan.c"
+    with tempfile.TemporaryDirectory(prefix="subetha-model-") as folder:
+        shutil.copy(source, Path(folder) / "model.pml")
+        output = ""
+        for command in (f"spin -a {flags} model.pml", compiler, "./pan -m1000000"):
+            done = subprocess.run(
+                command.split(), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+            )
+            output = done.stdout
+            if done.returncode and not command.startswith("./pan"):
+                return f"{command.split()[0]} failed: {output.strip()[-300:]}"
+        return output
+
+
+def run(model: str, flags: str, kind: str) -> Outcome:
+    """Explore one world and judge what spin said."""
+    """Explore once and judge the outcome against what was expected."""
+    start = time.monotonic()
+    output = explore(model, flags, kind)
+    seconds = time.monotonic() - start
+    errors = re.search(r"errors: (\d+)", output)
+    states = re.search(r"^\s*([0-9.e+]+) states, stored", output, re.MULTILINE)
+    truncated = any(text in output for text in TRUNCATED)
+    if errors is None:
+        verdict = output.strip()[-300:] or "no output"
+    elif errors[1] != "0":
+        # an assertion or an end state: what else spin calls an error proves nothing
+        found = re.search(r"pan:\d+: (assertion violated|invalid end state)", output)
+        verdict = "fails" if found else output.strip()[:300]
+    else:
+        verdict = "truncated" if truncated else "holds"
+    expected = verdict == ("fails" if kind == "broken" else "holds")
+    return Outcome(model, flags, kind, states[1] if states else "?", seconds, verdict, expected)
+
+
+def main() -> int:
+    """Run what was asked for; 1 where anything came out otherwise than it should."""
+    """Run what was asked for, print the table; 1 on any surprise."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"default: all of {', '.join(RUNS)}")
+    parser.add_argument(
+        "--long", action="store_true", help="also the worlds that take more than about 40 s or much memory"
+    )
+    parser.add_argument("--jobs", type=int, default=2, help="runs at once (default 2)")
+    arguments = parser.parse_args()
+    unknown = set(arguments.models) - set(RUNS)
+    if unknown:
+        parser.error(f"no such model: {', '.join(sorted(unknown))}")
+    missing = [tool for tool in ("spin", "gcc") if shutil.which(tool) is None]
+    if missing:
+        print(f"{' and '.join(missing)} not found: apt-get install spin gcc", file=sys.stderr)
+        return 1
+    kinds = ["sound", "broken"]
+    todo = [(m, flags, kind) for m in arguments.models or RUNS for kind in kinds for flags in RUNS[m][kind]]
+    with ThreadPoolExecutor(max(1, arguments.jobs)) as pool:
+        outcomes = list(pool.map(lambda one: run(*one), todo))
+    if arguments.long:
+        # one at a time, for their memory
+        long_ones = [(m, flags, "long") for m in arguments.models or RUNS for flags in RUNS[m]["long"]]
+        outcomes += [run(*one) for one in long_ones]
+    width = max(len(one.flags) for one in outcomes)
+    print(f"{'model':8}{'variant':{width + 2}}{'states':>12}{'seconds':>9}  verdict")
+    for one in outcomes:
+        wrong = "" if one.expected else "   UNEXPECTED"
+        print(f"{one.model:8}{one.flags:{width + 2}}{one.states:>12}{one.seconds:9.1f}  {one.verdict}{wrong}")
+    surprises = sum(not one.expected for one in outcomes)
+    print(f"{len(outcomes)} runs, {surprises} surprises")
+    return 1 if surprises else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
