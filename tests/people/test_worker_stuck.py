@@ -88,6 +88,7 @@ def test_a_worker_that_is_stuck_in_a_job_out_of_time_is_killed_and_replaced(
     assert queue.stats().states == {"FREE": queue.cells_total}
 
 
+@pytest.mark.slow
 def test_a_pool_does_not_break_over_jobs_out_of_time(queue: JobQueue) -> None:
     with WorkerPool(["stuck"], queue.path, 1) as pool:
         for _ in range(6):

@@ -66,7 +66,7 @@ def all_is_free(queue):
 # --- stopped ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("length", [10, 20_000], ids=["inline", "block"])
+@pytest.mark.parametrize("length", [10, pytest.param(20_000, marks=pytest.mark.slow)], ids=["inline", "block"])
 def test_the_job_of_a_stopped_worker_runs_elsewhere_and_its_late_answer_is_refused(make, participant, length):
     queue = make()
     args = os.urandom(length)
