@@ -35,6 +35,7 @@ cdef enum:
     BLOCK_SHIFT = 12            # the smallest class: 4096 bytes
     MAX_CLASSES = 28
     QUICK_PROBES = 64
+    TRIMS = 64
 
 ctypedef struct ArenaLines:
     uint64_t backed_bytes
@@ -166,13 +167,16 @@ cdef inline uint64_t arena_trim(Arena *arena, Cells *cells, uint64_t owner, uint
 cdef inline Code block_back(Arena *arena, Cells *cells, uint32_t c, uint64_t index, uint64_t owner) noexcept nogil:
     """Put disk behind an owned hole, within the arena's limit."""
     cdef uint64_t size = block_size(c)
+    cdef uint64_t backed = 0
     cdef int _tries
     if fetch_add_acq_rel_u64(&arena.lines.backed_bytes, size) + size > arena.limit:
-        # the owned hole itself is counted here
-        store_relaxed_u64(&arena.lines.backed_bytes, arena_count_backed(arena))
-        if load_acquire_u64(&arena.lines.backed_bytes) > arena.limit:
-            arena_trim(arena, cells, owner, load_acquire_u64(&arena.lines.backed_bytes) - arena.limit)
-        if load_acquire_u64(&arena.lines.backed_bytes) > arena.limit:
+        # the owned hole itself is counted here, and those of others: trimming goes on as long as there is something to trim
+        for _tries in range(TRIMS):
+            backed = arena_count_backed(arena)
+            store_relaxed_u64(&arena.lines.backed_bytes, backed)
+            if backed <= arena.limit or arena_trim(arena, cells, owner, backed - arena.limit) == 0:
+                break
+        if backed > arena.limit and arena_count_backed(arena) > arena.limit:
             fetch_add_acq_rel_u64(&arena.lines.backed_bytes, -<int64_t> size)
             return NO_BLOCK
     for _tries in range(2):

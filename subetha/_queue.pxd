@@ -28,7 +28,7 @@ from subetha._cells cimport (
 from subetha._heartbeat cimport Records, record_is
 from subetha._layout cimport (
     CLAIMABLE, COLLECTABLE, CORRUPT, DEAD, DONE, EMPTY, FENCED, FREE, FULL, LOST, NO_PLACE, OK, OVERDUE, PARKED, READY,
-    RETRY, TAKEN, Code, JobCell, PoolLines, RingLines,
+    RETRY, TAKEN, Cause, Code, JobCell, PoolLines, RingLines,
 )
 from subetha._process cimport is_time_to_look, monotonic_ns, realtime_ns, wake_one
 from subetha._repair cimport refs_look
@@ -36,6 +36,8 @@ from subetha._ring cimport Ref, Refs, refs_init, refs_pass, refs_peek, refs_publ
 
 cdef enum:
     LEVELS = 3      # priorities
+    UNKNOWN_CAUSE = -2147483648
+    CAUSES = 4
 
 ctypedef struct Mailbox:
     Refs refs
@@ -57,6 +59,7 @@ ctypedef struct Queue:
     uint64_t owner          # this handle's number
     uint64_t client         # number << 16 | incarnation: the upper half of its job ids
     uint64_t block_owner    # incarnation << 16 | number: what it owns blocks as
+    uint32_t pid
     int table_fd
     int64_t lock_base       # offset of the participants' bytes in the table's file
     uint64_t hint           # private: where a free cell may be
@@ -110,10 +113,16 @@ cdef inline void deadline_put(Queue *q, uint64_t deadline) noexcept nogil:
 
 cdef inline void job_start(Queue *q, JobCell *cell, uint64_t word) noexcept nogil:
     """Count an attempt, once a claim; from here on its time runs."""
+    cdef Cause *cause
     if cell.charged != job_charge(word):
         # in this order: a death in between has charged, and nobody releases after a death
         cell.attempts += 1
         cell.started_ns = <uint64_t> realtime_ns()
+        # what is known of the death, should this be the one: its rescuer may die before it writes more
+        cause = &cell.causes[(cell.attempts - 1) % CAUSES]
+        cause.when_ns = cell.started_ns
+        cause.pid = q.pid
+        cause.code = UNKNOWN_CAUSE
         cell.deadline_ns = 0
         if cell.timeout_ns:
             cell.deadline_ns = <uint64_t> monotonic_ns() + cell.timeout_ns
@@ -489,10 +498,14 @@ cdef inline Code queue_retry_letter(Queue *q, uint64_t job_id) noexcept nogil:
     """DEAD -> TAKEN(me), version+1, its attempts forgotten, -> RETRY(me), version+1, published. EMPTY: there is no such letter."""
     cdef uint64_t i, word, mine
     cdef JobCell *cell
+    cdef int _tries
     for i in range(q.cells.count):
-        word = load_acquire_u64(cell_word(&q.cells, i))
         cell = job_cell(q, i)
-        if word_state(word) == DEAD and cell.job_id == job_id:
+        for _tries in range(8):
+            # again where its submitter is just being told
+            word = load_acquire_u64(cell_word(&q.cells, i))
+            if word_state(word) != DEAD or cell.job_id != job_id:
+                break
             mine = word_pack(word_version(word) + 1, TAKEN, q.owner)
             block_relink(&q.arena, load_relaxed_u64(&cell.job_block), i, word_version(word))
             # C6: pairs with R3

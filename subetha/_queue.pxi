@@ -234,6 +234,7 @@ cdef class QueueHandle(Mapped):
         cdef Number number
         self.refuse_readonly()
         self.check_lock()
+        cdef uint32_t pid = os.getpid()
         slot = self.take_slot()
         number = table.numbers[slot]
         with cython.critical_section(self):
@@ -243,6 +244,7 @@ cdef class QueueHandle(Mapped):
             else:
                 self.number = number
                 self.own_slot = table.queue_slot = slot
+                self.queue.pid = pid
                 self.queue.client = <uint64_t> (slot + 1) << 16 | (status_incarnation(number.status) & 0xFFFF)
                 self.queue.block_owner = status_incarnation(number.status) << 16 | <uint64_t> (slot + 1)
                 self.sequence = 0
@@ -285,6 +287,8 @@ cdef class QueueHandle(Mapped):
                 continue
             number = Number()
             if registration_lock(&number.kept, queue.table_fd, queue.lock_base + <int64_t> slot) != 0:
+                continue
+            if not death_of_mine(&queue.records, slot, &status):
                 continue
             queue.owner = slot + 1
             queue.block_owner = status_incarnation(status) << 16 | (slot + 1)

@@ -23,15 +23,14 @@ from subetha._blocks cimport (
 from subetha._cells cimport (
     cell_word, word_is_one_of, word_owner, word_pack, word_state, word_version,
 )
-from subetha._heartbeat cimport status_incarnation
 from subetha._layout cimport (
-    CLAIMABLE, COLLECTABLE, COLLECTED, DEAD, DONE, EMPTY, FENCED, FREE, FREE_HOLE, NO_PLACE, OK, OVERDUE, READY, RETRY, TAKEN,
-    WRITING, Cause, Code, JobCell,
+    CLAIMABLE, COLLECTABLE, COLLECTED, DEAD, DONE, EMPTY, FENCED, FREE, FREE_HOLE, NO_PLACE, OK, OVERDUE, OWNED, READY, RETRY,
+    TAKEN, WRITING, Cause, Code, JobCell,
 )
 from subetha._process cimport realtime_ns, wake_some
 from subetha._queue cimport (
-    LEVELS, Mailbox, Queue, job_cell, job_charge, job_free_if, job_level, letter_told, queue_deliver, queue_delivered,
-    queue_mailbox, queue_publish_back, queue_put_back, result_area,
+    CAUSES, LEVELS, UNKNOWN_CAUSE, Mailbox, Queue, job_cell, job_charge, job_free_if, job_level, letter_told, queue_deliver,
+    queue_delivered, queue_mailbox, queue_publish_back, queue_put_back, result_area,
 )
 from subetha._repair cimport (
     cell_mend, refs_call_for_repair, refs_mark, refs_mark_all, refs_mend, refs_mended,
@@ -41,8 +40,6 @@ from subetha._ring cimport refs_publish_due
 
 cdef enum:
     RESCUE_PASSES = 64
-    UNKNOWN_CAUSE = -2147483648
-    CAUSES = 4
     STATUS_OF_ERROR = 1
     HEADER_OF_RESULT = 7
 
@@ -200,14 +197,12 @@ cdef inline bint rescue_taken(Queue *q, uint64_t index, uint64_t word, uint32_t 
 
 
 cdef inline void rescue_unpublished(Queue *q, uint64_t index, uint64_t word) noexcept nogil:
-    """RETRY(dead) that no place leads to -> RETRY(me), version+1, published."""
-    cdef uint64_t back = word_pack(word_version(word) + 1, RETRY, q.owner)
-    cdef uint32_t level = job_level(job_cell(q, index))
-    block_relink(&q.arena, load_relaxed_u64(&job_cell(q, index).job_block), index, word_version(word))
-    # C6: pairs with R3
-    if cas_seq_cst_u64(cell_word(&q.cells, index), word, back):
-        if queue_publish_back(q, level, word_version(back), index) != OK:
-            refs_call_for_repair(&q.back[level])
+    """RETRY(dead) that no place leads to: claimed, as anyone may whom a repair has shown it, and put back."""
+    cdef uint64_t mine = word_pack(word_version(word), TAKEN, q.owner)
+    # C7: pairs with C5 and C6
+    if cas_seq_cst_u64(cell_word(&q.cells, index), word, mine):
+        if queue_put_back(q, index, mine) != OK:
+            refs_call_for_repair(&q.back[job_level(job_cell(q, index))])
 
 
 cdef inline void rescue_undelivered(Queue *q, uint64_t index, uint64_t word) noexcept nogil:
@@ -296,17 +291,20 @@ cdef inline int64_t rescue_pass(
 cdef inline uint64_t rescue_blocks(Queue *q, Death *death) noexcept nogil:
     """OWNED(dead) -> OWNED(me) -> punched, FREE_HOLE; how many."""
     cdef Arena *arena = &q.arena
-    cdef uint64_t tag = block_owned(status_incarnation(death.status) << 16 | death.number)
     cdef uint64_t found = 0
-    cdef uint64_t i
+    cdef uint64_t i, seen
     cdef uint32_t c
     for c in range(arena.classes):
         for i in range(arena.counts[c]):
             # B2: pairs with B1 and B4
-            if load_acquire_u64(&arena.words[c][i]) == tag and cas_acq_rel_u64(
-                &arena.words[c][i], tag, block_owned(q.block_owner)
-            ):
-                found += 1
+            seen = load_acquire_u64(&arena.words[c][i])
+            if seen & 0xF != OWNED or (seen >> 4) & 0xFFFF != death.number:
+                continue
+            # of whichever incarnation: the word has it, so a CAS from it cannot hit a later one's
+            if not death_goes_on(death):
+                return found
+            found += 1
+            if cas_acq_rel_u64(&arena.words[c][i], seen, block_owned(q.block_owner)):
                 fallocate_again(
                     arena.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, arena.data[c] + i * block_size(c), block_size(c)
                 )

@@ -1,7 +1,7 @@
 """Finding jobs again after places or hints were damaged: give every place a new lap, then publish what nothing refers to.
 
-A repair needs no lock. The ring's word `due` says that one goes on, and which lap it gives: `due` = lap << 1 | 1. Whoever finds it so
-helps with the same lap, and leaves alone what has that lap already; nobody empties a place for a repair that is over. So a
+A repair needs no lock. The ring's word `due` says that one goes on, and which lap it gives: `due` = lap << 1 | 1. Whoever finds
+it so helps with the same lap, and leaves alone what has that lap already; nobody empties a place for a repair that is over. So a
 repairer that is stopped or dies leaves nothing behind that lasts, and one that wakes late cannot empty what was filled again
 (models/repair.pml). Bit 0 goes when everything was published.
 

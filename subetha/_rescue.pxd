@@ -41,6 +41,16 @@ cdef inline bint death_begin(Records *records, uint64_t slot, uint64_t status, D
     return status == out.status or cas_seq_cst_u64(&out.record.status, status, out.status)
 
 
+cdef inline bint death_of_mine(Records *records, uint64_t slot, uint64_t *status) noexcept nogil:
+    """Begin the rescue of a slot whose byte this process has just locked, under the next incarnation: others stop theirs."""
+    cdef uint64_t next = status_pack(status_incarnation(status[0]) + 1, SLOT_DYING)
+    # D2: pairs with P1
+    if not cas_seq_cst_u64(&records.first[slot].status, status[0], next):
+        return False
+    status[0] = next
+    return True
+
+
 cdef inline bint death_goes_on(Death *death) noexcept nogil:
     """Is the number still the dead one's? Asked after a cell's word was read, and before the CAS from it."""
     # D3: pairs with H1 and H3

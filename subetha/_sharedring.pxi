@@ -795,6 +795,8 @@ cdef class SharedRing(Mapped):
             number = Number()
             if registration_lock(&number.kept, self.fd, <int64_t> self.bytes.shape[0] + <int64_t> slot) != 0:
                 continue
+            if not death_of_mine(&self.records, slot, &status):
+                continue
             ring.owner = slot + 1
             seen = np.zeros(ring.cells.count, np.uint8)
             with nogil:

@@ -13,8 +13,8 @@ from subetha._heartbeat cimport status_state
 from subetha._lapse cimport queue_end_overdue, queue_lapse
 from subetha._layout cimport SLOT_USED
 from subetha._process cimport file_is_unlinked, monotonic_ns
-from subetha._queue cimport Queue
-from subetha._recovery cimport UNKNOWN_CAUSE, queue_rescue
+from subetha._queue cimport UNKNOWN_CAUSE, Queue
+from subetha._recovery cimport queue_rescue
 from subetha._rescue cimport is_dead
 
 cdef enum:

@@ -649,9 +649,14 @@ class WorkerPool:
         """Let the jobs of a worker that has ended run again at once, and note how it ended."""
         assert self._queue is not None
         try:
-            self._queue.rescue({pid: returncode})
+            self._queue.rescue({pid: returncode, **self._ended()})
         except (SubethaError, OSError, MemoryError) as error:
             self._report(f"subetha: the jobs of pid {pid} wait until another process looks for the dead: {error}")
+
+    def _ended(self) -> dict[int, int]:
+        """Find how the workers ended that have, and are still to be buried: a rescue moves on the work of all of them."""
+        processes = (place.running.process for place in self._places if place.running is not None)
+        return {process.pid: code for process in processes if (code := process.poll()) is not None}
 
     def _after_death(self, place: _Place, who: str, cause: str, *, quick: bool, comes_again: bool = False) -> None:
         place.quick_deaths = place.quick_deaths + 1 if quick else 0

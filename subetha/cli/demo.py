@@ -8,9 +8,11 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn, TextIO
+from typing import TYPE_CHECKING, NoReturn
 
 import click
+
+from subetha.cli.output import print_line, print_table
 
 if TYPE_CHECKING:
     from subetha.demo import DemoReport
@@ -98,11 +100,8 @@ def _progress_bar() -> Iterator[Callable[[int, int], None]]:
 
 
 def _print_table(report: "DemoReport") -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    # Said outright, since rich takes a pipe for a terminal when FORCE_COLOR is in the environment.
-    console = Console(force_terminal=sys.stdout.isatty(), highlight=False, markup=False, emoji=False)
     table = Table(show_header=False)
     table.add_column()
     table.add_column(justify="right")
@@ -110,7 +109,7 @@ def _print_table(report: "DemoReport") -> None:
         trouble = name in ("failed", "mismatched", "duplicates", "lost") and value > 0
         text = f"{value:,.3f}" if isinstance(value, float) else f"{value:,}"
         table.add_row(name, text, style="bold red" if trouble else None)
-    console.print(table)
+    print_table(table)
 
 
 def _list_troubles(report: "DemoReport", *, to_stderr: bool) -> None:
@@ -120,13 +119,7 @@ def _list_troubles(report: "DemoReport", *, to_stderr: bool) -> None:
     lines = [f"failed: {printable(path)}: {printable(error.encode())}" for path, error in report.failures]
     lines += [f"MISMATCHED: {printable(path)}" for path in report.mismatches]
     for line in lines:
-        _print_escaped(line, stream)
+        print_line(line, stream)
     if report.lost:
         message = f"subetha demo: {report.lost} of {report.files} jobs did not come back: {report.problem}"
-        _print_escaped(message, sys.stderr)
-
-
-def _print_escaped(line: str, stream: TextIO) -> None:
-    """Print a line, with escapes for what the stream's encoding does not have."""
-    encoding = stream.encoding or "utf-8"
-    print(line.encode(encoding, "backslashreplace").decode(encoding), file=stream)
+        print_line(message, sys.stderr)

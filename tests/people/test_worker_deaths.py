@@ -216,3 +216,26 @@ def test_under_the_program_jobs_survive_their_workers_too(modules: Path, queue: 
             _, said = supervisor.communicate()
     assert supervisor.returncode == 0
     assert said.count(b"killed by SIGKILL") == 3
+
+
+def test_of_two_workers_that_die_at_once_each_cause_is_kept(
+    make_pool: Callable[..., WorkerPool], queue: JobQueue, tmp_path: Path
+) -> None:
+    pool = make_pool(processes=2)
+    fifos = [tmp_path / "first", tmp_path / "second"]
+    for fifo in fifos:
+        os.mkfifo(fifo)
+        queue.submit(Pass(KILLED_WHEN_TOLD, os.fsencode(fifo)), max_attempts=1)
+    # each open waits until a worker reads: then both have a job in hand
+    files = [open(fifo, "wb", buffering=0) for fifo in fifos]  # noqa: SIM115
+    pids = list(pool.pids)
+    just_after_a_look(queue)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    for pid in pids:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    for _ in range(2):
+        receive(queue, pool)
+    for file in files:
+        file.close()
+    assert [letter.deaths[0].exit_code for letter in queue.dead_letters()] == [-9, -9]

@@ -1,0 +1,161 @@
+"""``subetha dead``: the jobs whose worker died in every attempt."""
+
+import contextlib
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from subetha.cli.output import print_line, print_table
+
+if TYPE_CHECKING:
+    from subetha.jobqueue import DeadLetter, JobQueue, WorkerDeath
+
+__all__ = ["command"]
+
+
+def _check_ids(_ctx: click.Context, _param: click.Parameter, texts: tuple[str, ...]) -> tuple[int, ...]:
+    return tuple(_job_id(text) for text in texts)
+
+
+def _job_id(text: str) -> int:
+    """A job id: decimal, or hexadecimal after 0x."""
+    try:
+        found = int(text, 16 if text[:2] in ("0x", "0X") else 10)
+    except ValueError:
+        found = 0
+    if not 0 < found < 1 << 64:
+        raise click.BadParameter(f"{text!r} is no job id; give it as 'subetha dead list' shows it, or in hex after 0x")
+    return found
+
+
+_queue_option = click.option("--queue", metavar="DIR", required=True, type=click.Path(), help="The queue directory.")
+_all_option = click.option("--all", "every", is_flag=True, help="Every dead letter there is.")
+_ids_argument = click.argument("job_ids", metavar="JOB_ID...", nargs=-1, callback=_check_ids)
+
+
+@click.group()
+def command() -> None:
+    """List, retry or drop dead letters: jobs whose worker died in every attempt.
+
+    A job id is decimal, or hexadecimal after 0x.
+    """
+
+
+@command.command("list")
+@_queue_option
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON array instead of the table.")
+def _list(queue: str, as_json: bool) -> None:
+    """Show every dead letter: its job, how often it was started, and how its last workers ended."""
+    with _opened(queue, readonly=True) as opened:
+        letters = opened.dead_letters()
+    if as_json:
+        click.echo(json.dumps([_as_dict(letter) for letter in letters]))
+    else:
+        _print_letters(letters)
+
+
+@command.command("retry")
+@_ids_argument
+@_all_option
+@_queue_option
+def _retry(job_ids: tuple[int, ...], every: bool, queue: str) -> None:
+    """Let dead letters run again, with all their attempts, before the jobs that wait at their priority.
+
+    The exit code is 0 if each JOB_ID was there, else 1.
+    """
+    with _opened(queue) as opened:
+        _for_each(opened, job_ids, every, opened.retry_dead)
+
+
+@command.command("drop")
+@_ids_argument
+@_all_option
+@_queue_option
+def _drop(job_ids: tuple[int, ...], every: bool, queue: str) -> None:
+    """Drop dead letters: their jobs will not run again.
+
+    The exit code is 0 if each JOB_ID was there, else 1.
+    """
+    with _opened(queue) as opened:
+        _for_each(opened, job_ids, every, opened.drop_dead)
+
+
+@contextlib.contextmanager
+def _opened(path: str, readonly: bool = False) -> Iterator["JobQueue"]:
+    """Open a queue, or end with the click error that says why it cannot be used."""
+    from subetha.errors import SubethaError
+    from subetha.jobqueue import JobQueue
+
+    try:
+        with JobQueue.open(path, readonly) as queue:
+            yield queue
+    except SubethaError as error:
+        raise click.ClickException(str(error)) from error
+    except OSError as error:
+        raise click.ClickException(f"cannot use the queue directory {path!r}: {error}") from error
+
+
+def _for_each(queue: "JobQueue", job_ids: tuple[int, ...], every: bool, act: Callable[[int], bool]) -> None:
+    """Do it to each; exit with 1 if one was not there. One that goes away by itself is no error where all are meant."""
+    if every == bool(job_ids):
+        raise click.UsageError("give either job ids or --all")
+    missing = False
+    for job_id in [letter.job_id for letter in queue.dead_letters()] if every else dict.fromkeys(job_ids):
+        if not act(job_id) and not every:
+            missing = True
+            print_line(f"{queue.path}: no dead letter {job_id} (0x{job_id:x})", sys.stderr)
+    if missing:
+        sys.exit(1)
+
+
+def _local_time(ns: int) -> str:
+    """Local time in ISO form, to the second."""
+    return datetime.fromtimestamp(ns // 1_000_000_000).astimezone().isoformat()
+
+
+def _cause(death: "WorkerDeath") -> str:
+    code = death.exit_code
+    if code is None:
+        return "unknown"
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+def _as_dict(letter: "DeadLetter") -> dict[str, Any]:
+    return {
+        "job_id": letter.job_id,
+        "attempts": letter.attempts,
+        "submitted": _local_time(letter.submitted_ns),
+        "deaths": [
+            {
+                "when": _local_time(death.when_ns),
+                "pid": death.pid,
+                "exit_code": death.exit_code,
+                "cause": _cause(death),
+            }
+            for death in letter.deaths
+        ],
+    }
+
+
+def _print_letters(letters: list["DeadLetter"]) -> None:
+    from rich.table import Table
+
+    table = Table()
+    table.add_column("job id", justify="right", no_wrap=True)
+    table.add_column("attempts", justify="right")
+    table.add_column("submitted", no_wrap=True)
+    table.add_column("last deaths")
+    for letter in letters:
+        causes = ", ".join(_cause(death) for death in letter.deaths)
+        table.add_row(str(letter.job_id), str(letter.attempts), _local_time(letter.submitted_ns), causes)
+    print_table(table)
