@@ -115,14 +115,14 @@ cdef inline void job_start(Queue *q, JobCell *cell, uint64_t word) noexcept nogi
     """Count an attempt, once a claim; from here on its time runs."""
     cdef Cause *cause
     if cell.charged != job_charge(word):
-        # in this order: a death in between has charged, and nobody releases after a death
-        cell.attempts += 1
-        cell.started_ns = <uint64_t> realtime_ns()
-        # what is known of the death, should this be the one: its rescuer may die before it writes more
-        cause = &cell.causes[(cell.attempts - 1) % CAUSES]
-        cause.when_ns = cell.started_ns
+        # in this order: a death in between has charged, and nobody releases after a death. First what is known of the death,
+        # should this be the one: its rescuer may die before it writes more
+        cause = &cell.causes[cell.attempts % CAUSES]
+        cause.when_ns = <uint64_t> realtime_ns()
         cause.pid = q.pid
         cause.code = UNKNOWN_CAUSE
+        cell.attempts += 1
+        cell.started_ns = cause.when_ns
         cell.deadline_ns = 0
         if cell.timeout_ns:
             cell.deadline_ns = <uint64_t> monotonic_ns() + cell.timeout_ns
@@ -477,14 +477,18 @@ cdef inline uint64_t queue_cancel(Queue *q, uint64_t job_id) noexcept nogil:
 
 cdef inline uint64_t queue_drop_letter(Queue *q, uint64_t job_id) noexcept nogil:
     """DEAD -> FREE; how many letters of that job there were. One that its submitter has not been told of ends when it is."""
-    cdef uint64_t i, word
+    cdef uint64_t i, word, block
     cdef uint64_t n = 0
     for i in range(q.cells.count):
         word = load_acquire_u64(cell_word(&q.cells, i))
         if word_state(word) != DEAD or job_cell(q, i).job_id != job_id:
             continue
         if word_owner(word) == 0:
-            n += job_free_if(q, i, word)
+            block = load_relaxed_u64(&job_cell(q, i).job_block)
+            if job_free_if(q, i, word):
+                n += 1
+                # a retry that died, or was beaten, has moved the link on already; no job can have the cell's next version yet
+                block_free(&q.arena, block, i, word_version(word) + 1)
         else:
             # the reference in the mailbox stays good: the letter is an ordinary result from here on
             # C8: pairs with R3 and C9

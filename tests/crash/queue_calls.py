@@ -1,0 +1,743 @@
+"""Calls of a JobQueue under the stepper: what stands before, what the victim does, and what must be found afterwards."""
+
+import functools
+import os
+import shutil
+import signal
+import time
+from collections import Counter
+
+import numpy as np
+from census import QueueCensus, nothing_left, states_of
+
+from subetha._core import decode_submit, encode_result
+from subetha.errors import Empty, Full
+from subetha.jobqueue import JobQueue
+from subetha.layout import BlockState, CellState
+from subetha.pass_registry import Pass
+
+CELLS, QUOTA, ARENA_BYTES, LONG = 16, 15, 2**18, 20_000
+LONG_BLOCKS = ARENA_BYTES // 2**15
+VICTIM, FALLEN = "V", 1
+ONCE, NEVER, PERHAPS = {1}, {0}, {0, 1}
+PATIENCE_S = 20
+OPTIONS = {"quota": QUOTA, "participants": 16, "arena_bytes": ARENA_BYTES}
+
+
+@functools.cache
+def pattern(key, length):
+    """Bytes that follow from the key and their place."""
+    start = sum(n * byte for n, byte in enumerate(key, 1))
+    return (((np.arange(length, dtype=np.uint32) + start) * np.uint32(2654435761)) >> 24).astype(np.uint8).tobytes()
+
+
+def arguments(name, length=40):
+    """A job's arguments: eight bytes that name it, and bytes that follow from these."""
+    key = name.encode().ljust(8)
+    return key + pattern(key, length)
+
+
+def named(args):
+    """The name of a job with these arguments; ValueError where they are torn."""
+    name = bytes(args[:8]).decode("ascii", "replace").rstrip()
+    if bytes(args) != arguments(name, len(args) - 8):
+        raise ValueError(f"torn arguments: {bytes(args[:40])!r}... of {len(args)} bytes")
+    return name
+
+
+def answer(name, who, length=60):
+    key = name.encode().ljust(8) + who.encode()
+    return key + pattern(key, length)
+
+
+def answered(result):
+    """Name of the job and of who ran it."""
+    name, who = result[:8].decode("ascii", "replace").rstrip(), result[8:9].decode("ascii", "replace")
+    if result != answer(name, who, len(result) - 9):
+        raise ValueError(f"torn result: {result[:40]!r}... of {len(result)} bytes")
+    return name, who
+
+
+def run(claim, who, length=60):
+    claim.started()
+    claim.reply(encode_result(0, answer(named(decode_submit(claim.payload)[1].args), who, length)))
+
+
+def make_template(directory):
+    """A queue that has been in use, and one with a dead letter whose submitter has been told and is gone."""
+    with JobQueue.create(os.path.join(directory, "queue"), CELLS, **OPTIONS) as queue:
+        for n in range(5):
+            queue.submit(Pass(1, arguments(f"T{n}")), priority=n % 3)
+            queue.try_claim().release()
+            run(queue.try_claim(), "T")
+            queue.recv(PATIENCE_S)
+    shutil.copytree(os.path.join(directory, "queue"), os.path.join(directory, "letters"))
+    with JobQueue.open(os.path.join(directory, "letters")) as queue:
+        queue.submit(Pass(1, arguments("L0", LONG)), max_attempts=1)
+        pid = os.fork()
+        if pid == 0:
+            claim = JobQueue.open(queue.path).try_claim()
+            claim.started()
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.waitpid(pid, 0)
+        queue.rescue()
+        assert isinstance(queue.recv(PATIENCE_S).result, Exception)
+
+
+def copy_sparse(source, target):
+    with open(source, "rb") as old, open(target, "wb") as new:
+        size = os.fstat(old.fileno()).st_size
+        os.truncate(new.fileno(), size)
+        at = 0
+        while at < size:
+            try:
+                start = os.lseek(old.fileno(), at, os.SEEK_DATA)
+            except OSError:
+                break
+            at = os.lseek(old.fileno(), start, os.SEEK_HOLE)
+            os.pwrite(new.fileno(), os.pread(old.fileno(), at - start, start), start)
+
+
+class QueueStage:
+    """The survivor, a client and a worker, and one call of a victim on the same queue.
+
+    `setup`, `call` and `finish` run in the victim. `jobs` are the survivor's: name to the length of the arguments and the
+    keywords of `submit`. `claims` and `results` say how often each job may be claimed afterwards, and how often the survivor
+    gets its result. `dies` are (call, state) of others that die before: where a cell or block comes to that state for the
+    first time, or (None) when the call has returned.
+    """
+
+    template = "queue"
+    jobs = {"S0": (40, {}), "S1": (40, {})}  # noqa: RUF012
+    dies = ()
+    producer = VICTIM
+    letters = 0
+
+    def __init__(self, directory):
+        self.directory = directory
+
+    @classmethod
+    def copy(cls, template, directory):
+        source = os.path.join(template, cls.template)
+        os.mkdir(directory)
+        for name in os.listdir(source):
+            copy_sparse(os.path.join(source, name), os.path.join(directory, name))
+        return cls(directory)
+
+    @property
+    def watched(self):
+        # of the arena its words: the data in between tell nobody anything
+        sizes = {"arena": JobQueue._arena_sizes(ARENA_BYTES)[3], "mail": JobQueue._mail_sizes(CELLS, 4)[2]}
+        return [(os.path.join(self.directory, name), sizes.get(name, 0)) for name in os.listdir(self.directory)]
+
+    def name(self, n):
+        return f"{self.producer}{n}"
+
+    # ---- the survivor, before ----
+
+    def before(self):
+        self.queue = JobQueue.open(self.directory)
+        self.alive = {self.queue.slot}
+        self.ids = {}
+        self.seen, self.got = Counter(), Counter()
+        self.who = {}
+        self.claims, self.results = {}, {}
+        self.new_names = 0
+        for name, (length, options) in self.jobs.items():
+            self.submit(name, length, **options)
+
+    def submit(self, name, length=40, **options):
+        self.ids[self.queue.submit(Pass(1, arguments(name, length)), wait=PATIENCE_S, **options)] = name
+        self.claims[name], self.results[name] = ONCE, ONCE
+
+    def count(self, state):
+        census = QueueCensus(self.directory)
+        if isinstance(state, BlockState):
+            return sum(int((words & 0xF == state).sum()) for _, words in census.blocks)
+        return states_of(census.words).count(state)
+
+    # ---- the victim ----
+
+    def setup(self):
+        self.queue = JobQueue.open(self.directory)
+        self.queue.slot  # noqa: B018 - takes the number
+
+    def call(self):
+        raise NotImplementedError
+
+    def finish(self, value):
+        self.queue.close()
+        return value
+
+    def job(self, n, length=40):
+        return Pass(1, arguments(self.name(n), length))
+
+    def hand_in(self, n, length=40, **options):
+        return self.queue.submit(self.job(n, length), wait=0, **options)
+
+    def collect(self, n):
+        """The results of `n` jobs, and no more."""
+        found = [answered(self.queue.recv(PATIENCE_S).result)[0] for _ in range(n)]
+        try:
+            raise AssertionError(f"one result too many: {self.queue.try_recv()}")
+        except Empty:
+            return found
+
+    # ---- the survivor, afterwards ----
+
+    def expect(self, returned, value):
+        """Put into `claims` and `results` what is not the same for all of the survivor's jobs."""
+
+    def after_fall(self, fallen, pid):
+        """Another one, of that pid, dies before the victim's call begins."""
+
+    def look_at_the_dead(self, census):
+        """What a job's cell says once its holder is dead decides what has to happen to it."""
+        for cell, state in zip(census.cells, states_of(census.words), strict=True):
+            if state in (CellState.TAKEN, CellState.RETRY, CellState.DONE):
+                name = self.ids.get(int(cell["job_id"]))
+                is_last = cell["max_attempts"] == 1 and cell["charged"] and state is CellState.TAKEN
+                if name is not None:
+                    self.claims[name] = NEVER if state is CellState.DONE or is_last else ONCE
+                    self.results[name] = ONCE
+
+    def after_kill(self, returned, value):
+        self.expect(returned, value)
+        census = QueueCensus(self.directory)
+        self.look_at_the_dead(census)
+        was_there = int((census.records["status"] & 0xFF != 0).sum()) - len(self.alive)
+        rescued = self.queue.rescue()
+        # fewer where the survivor's timer was faster
+        assert rescued <= was_there, f"rescue() says {rescued}, where {was_there} were dead"
+        nothing_left(census.leftover(self.alive))
+        self.settle()
+
+    def note_claim(self, claim):
+        name = named(decode_submit(claim.payload)[1].args)
+        self.seen[name] += 1
+        job = self.ids.get(claim.job_id)
+        assert job in (None, name), f"job {job} has the arguments of {name}"
+        run(claim, "S", 60 if self.seen.total() % 2 else LONG if self.has_long else 61)
+
+    @property
+    def has_long(self):
+        return any(length == LONG for length, _ in self.jobs.values())
+
+    def note_result(self, result):
+        name = self.ids[result.token]
+        self.got[name] += 1
+        if isinstance(result.result, Exception):
+            self.who[name] = type(result.result).__name__ + ": " + str(result.result)
+            return
+        found, self.who[name] = answered(result.result)
+        assert found == name, f"job {name} has the result of {found}"
+
+    def step(self):
+        """Run what waits and take what is there; False where there is nothing."""
+        done = 0
+        try:
+            self.note_claim(self.queue.try_claim())
+            done += 1
+        except Empty:
+            pass
+        for result in self.queue.recv_many(CELLS):
+            self.note_result(result)
+            done += 1
+        return done > 0
+
+    def run_all(self):
+        """Until nothing is under way; the survivor's timer may have had a job in its hands for a moment."""
+        deadline = time.monotonic() + 2
+        while self.step() or (self.is_under_way() and time.monotonic() < deadline):
+            pass
+
+    def is_under_way(self):
+        words = QueueCensus(self.directory).words
+        return any(
+            state not in (CellState.FREE, CellState.DEAD) or (state is CellState.DEAD and int(word) & 0xFFFF)
+            for word, state in zip(words, states_of(words), strict=True)
+        )
+
+    def settle(self):
+        """Run everything, compare, count, and fill the queue once more."""
+        self.run_all()
+        for what, found, allowed in (("claimed", self.seen, self.claims), ("answered", self.got, self.results)):
+            for name, times in allowed.items():
+                assert found[name] in times, f"job {name} was {what} {found[name]} times, expected {times}"
+            assert set(found) <= set(allowed), f"{what}, and nobody knows it: {set(found) - set(allowed)}"
+        self.look_at_answers()
+        for letter in self.queue.dead_letters():
+            assert self.queue.drop_dead(letter.job_id)
+        assert self.queue.duplicates == 0
+        census = QueueCensus(self.directory)
+        nothing_left(census.faults(self.alive))
+        self.whole_round()
+        nothing_left(census.faults(self.alive))
+        self.close()
+        nothing_left(census.faults(set()))
+
+    def look_at_answers(self):
+        for name, who in self.who.items():
+            assert who in "SV", f"job {name}: {who}"
+
+    def whole_round(self):
+        """As many jobs as there are cells for them, and as many blocks as there are."""
+        for count, length in ((CELLS - 1, 40), (LONG_BLOCKS, LONG)):
+            ids = [self.queue.submit(Pass(1, arguments(f"R{n}", length)), wait=0) for n in range(count)]
+            if length != LONG:
+                try:
+                    raise AssertionError(f"one job too many: {self.queue.submit(Pass(1, b''), wait=0)}")
+                except Full:
+                    pass
+            for n in range(count):
+                claim = self.queue.try_claim()
+                assert named(decode_submit(claim.payload)[1].args) == f"R{n}"
+                run(claim, "S")
+            assert [result.token for result in self.queue.recv_many(count + 1)] == ids
+
+    def close(self):
+        self.queue.close()
+
+    # ---- the victim is only stopped ----
+
+    def traffic(self):
+        """Ten times the capacity goes past the one that is stopped."""
+        for n in range(10 * CELLS):
+            self.submit(f"N{n}", LONG if n % 32 == 0 else 40, priority=n % 3)
+            self.step()
+        while self.step():
+            pass
+        assert self.queue.rescue() == 0, "a stopped process is not dead"
+
+    def meanwhile(self):
+        if not self.step():
+            time.sleep(0.0005)
+
+    def after_stop(self, value):
+        self.expect(True, value)
+        self.settle()
+
+
+# ---- clients ----
+
+
+class Submit(QueueStage):
+    length = 40
+
+    def setup(self):
+        super().setup()
+        self.queue.recv_many(0)
+        self.hand_in(0)
+        self.next_job = self.job(1, self.length)
+
+    def call(self):
+        return self.queue.submit(self.next_job, wait=0)
+
+    def finish(self, value):
+        assert sorted(self.collect(2)) == [self.name(0), self.name(1)]
+        return super().finish(value)
+
+    def expect(self, returned, value):
+        self.claims[self.name(0)] = ONCE
+        self.claims[self.name(1)] = ONCE if returned else PERHAPS
+
+
+class SubmitBlock(Submit):
+    length = LONG
+
+
+class FirstCall(QueueStage):
+    """Takes a number, and makes a mailbox."""
+
+    def setup(self):
+        self.queue = JobQueue.open(self.directory)
+        self.next_job = self.job(1)
+
+    def call(self):
+        return self.queue.submit(self.next_job, wait=0)
+
+    def finish(self, value):
+        assert self.collect(1) == [self.name(1)]
+        return super().finish(value)
+
+    def expect(self, returned, value):
+        self.claims[self.name(1)] = ONCE if returned else PERHAPS
+
+
+class Recv(QueueStage):
+    length = 60
+
+    def setup(self):
+        self.worker = JobQueue.open(self.directory)
+        super().setup()
+        self.hand_in(0, priority=0)
+        run(self.worker.try_claim(), "S", self.length)
+        self.hand_in(1)
+
+    def call(self):
+        return self.queue.recv(PATIENCE_S).result
+
+    def finish(self, value):
+        assert self.collect(1) == [self.name(1)]
+        self.worker.close()
+        return super().finish(value)
+
+    def expect(self, returned, value):
+        self.claims[self.name(1)] = ONCE
+        if returned:
+            assert answered(value) == (self.name(0), "S")
+
+
+class RecvBlock(Recv):
+    length = LONG
+
+
+class Cancel(QueueStage):
+    length = LONG
+
+    def setup(self):
+        super().setup()
+        self.job_id = self.hand_in(0, self.length)
+        self.hand_in(1)
+
+    def call(self):
+        return self.queue.cancel(self.job_id)
+
+    def finish(self, value):
+        assert sorted(self.collect(1 if value else 2))[-1] == self.name(1)
+        return super().finish(value)
+
+    def expect(self, returned, value):
+        self.claims[self.name(0)] = PERHAPS if not returned else NEVER if value else ONCE
+        self.claims[self.name(1)] = ONCE
+
+
+class Close(QueueStage):
+    """Claims in hand, one of them started, a job of its own waiting, and a result that it has not collected."""
+
+    jobs = {"S0": (LONG, {}), "S1": (40, {}), "S2": (40, {})}  # noqa: RUF012
+
+    def setup(self):
+        self.worker = JobQueue.open(self.directory)
+        super().setup()
+        self.hand_in(0, priority=0)
+        run(self.worker.try_claim(), "S", LONG)
+        self.claims_held = [self.queue.try_claim() for _ in range(2)]
+        self.claims_held[0].started()
+        self.hand_in(1)
+
+    def call(self):
+        self.queue.close()
+
+    def finish(self, value):
+        self.worker.close()
+
+    def expect(self, returned, value):
+        self.claims[self.name(1)] = ONCE
+
+
+# ---- workers ----
+
+
+class Claim(QueueStage):
+    jobs = {"S0": (LONG, {}), "S1": (40, {})}  # noqa: RUF012
+
+    def call(self):
+        self.claim = self.queue.try_claim()
+
+    def finish(self, value):
+        if value is None:
+            value = named(decode_submit(self.claim.payload)[1].args)
+            run(self.claim, "V")
+        return super().finish(value)
+
+    def after_stop(self, value):
+        if isinstance(value, str):
+            self.claims[value] = NEVER
+        super().after_stop(value)
+
+
+class ClaimAndStart(Claim):
+    def call(self):
+        self.claim = self.queue.try_claim()
+        self.claim.started()
+
+
+class StartLast(Claim):
+    """The job may be started once only: where its worker dies, it is a letter that names this one."""
+
+    jobs = {"S0": (40, {"max_attempts": 1})}  # noqa: RUF012
+
+    def call(self):
+        self.claim = self.queue.try_claim()
+        self.claim.started()
+
+    def expect(self, returned, value):
+        self.claims["S0"] = NEVER if returned else PERHAPS
+        self.results["S0"] = ONCE
+
+    def look_at_the_dead(self, census):
+        """Whether it counts as started is decided at one of the instructions."""
+
+    def look_at_answers(self):
+        who = self.who["S0"]
+        assert who == "S" or f"pid {self.victim_pid}" in who, f"{self.victim_pid} died; the letter: {who}"
+
+
+class Held(QueueStage):
+    """The victim has a claim that it has started."""
+
+    jobs = {"S0": (LONG, {}), "S1": (40, {})}  # noqa: RUF012
+
+    def setup(self):
+        super().setup()
+        self.claim = self.queue.try_claim()
+        self.claim.started()
+
+
+class Reply(Held):
+    length = 60
+
+    def setup(self):
+        super().setup()
+        self.frame = encode_result(0, answer("S0", "V", self.length))
+
+    def call(self):
+        self.claim.reply(self.frame)
+
+    def expect(self, returned, value):
+        self.claims["S0"] = NEVER if returned else PERHAPS
+        self.was_returned = returned
+
+    def look_at_answers(self):
+        super().look_at_answers()
+        assert self.who["S0"] == "V" or not self.was_returned
+        assert (self.seen["S0"] == 0) == (self.who["S0"] == "V")
+
+
+class ReplyToGone(QueueStage):
+    """The client dies while its worker is stopped in the reply, and others have its number when the worker goes on."""
+
+    jobs = {}  # noqa: RUF012
+    dies = (("SubmitOne", None),)
+
+    def setup(self):
+        super().setup()
+        self.claim = self.queue.try_claim()
+        self.claim.started()
+        self.frame = encode_result(0, answer(f"{FALLEN}0", "V", LONG))
+
+    def call(self):
+        self.claim.reply(self.frame)
+
+    def traffic(self):
+        assert self.queue.rescue() <= 1
+        self.others = [JobQueue.open(self.directory) for _ in range(2)]
+        self.next = {other.submit(Pass(1, arguments(f"O{n}"))): other for n, other in enumerate(self.others)}
+        self.claims.update({f"O{n}": ONCE for n in range(len(self.others))})
+
+    def after_stop(self, value):
+        self.run_all()
+        for job_id, other in self.next.items():
+            assert other.recv(PATIENCE_S).token == job_id
+            assert other.recv_many(2) == []
+            other.close()
+        self.settle()
+
+    def is_under_way(self):
+        return False
+
+
+class SubmitOne(QueueStage):
+    """A client whose job waits."""
+
+    def setup(self):
+        super().setup()
+        self.hand_in(0)
+
+    def call(self):
+        return None
+
+
+class ReplyBlock(Reply):
+    length = LONG
+
+
+class Ack(Held):
+    def call(self):
+        self.claim.ack()
+
+    def expect(self, returned, value):
+        self.claims["S0"] = self.results["S0"] = NEVER if returned else PERHAPS
+
+
+class Release(Held):
+    def call(self):
+        self.claim.release()
+
+
+class HoldLast(QueueStage):
+    """Dies over a job in its last attempt."""
+
+    def setup(self):
+        super().setup()
+        self.claim = self.queue.try_claim()
+
+    def call(self):
+        self.claim.started()
+
+
+# ---- dead letters ----
+
+
+class RetryDead(QueueStage):
+    template = "letters"
+
+    def before(self):
+        super().before()
+        self.letter = self.queue.dead_letters()[0].job_id
+
+    def setup(self):
+        super().setup()
+        self.letter = self.queue.dead_letters()[0].job_id
+
+    def call(self):
+        return self.queue.retry_dead(self.letter)
+
+    def expect(self, returned, value):
+        # it is a letter still, or it runs again, and never neither
+        self.claims["L0"] = ONCE if returned else PERHAPS
+
+    def settle(self):
+        self.run_all()
+        assert self.seen["L0"] + len(self.queue.dead_letters()) == 1, "the letter is lost"
+        super().settle()
+
+
+class DropDead(RetryDead):
+    def call(self):
+        return self.queue.drop_dead(self.letter)
+
+    def expect(self, returned, value):
+        self.claims["L0"] = NEVER
+        assert len(self.queue.dead_letters()) in ((0,) if returned else (0, 1))
+
+    def settle(self):
+        QueueStage.settle(self)
+
+
+# ---- rescuers ----
+
+
+class Rescue(QueueStage):
+    """Workers have died: in the last attempt, with an answer not handed over, in the middle of a release."""
+
+    jobs = {  # noqa: RUF012
+        "S0": (40, {"max_attempts": 1, "priority": 0}),
+        "S1": (LONG, {}),
+        "S2": (LONG, {}),
+        "S3": (40, {}),
+    }
+    dies = (
+        ("HoldLast", None),
+        ("ReplyFirst", CellState.DONE),
+        ("ReleaseFirst", CellState.RETRY),
+    )
+
+    def call(self):
+        return self.queue.rescue()
+
+    def after_fall(self, fallen, pid):
+        if isinstance(fallen, HoldLast):
+            self.pid_of_last = pid
+
+    def expect(self, returned, value):
+        self.claims["S0"] = NEVER
+
+    def look_at_answers(self):
+        assert "WorkerDied" in self.who["S0"], self.who
+        assert f"pid {self.pid_of_last}" in self.who["S0"], f"{self.pid_of_last} died; the letter: {self.who['S0']}"
+
+    def after_kill_beside(self, tracee, slow):
+        """Others take numbers and jobs before the slow rescuer goes on: it must leave these alone."""
+        self.expect(tracee.returned, None)
+        census = QueueCensus(self.directory)
+        self.look_at_the_dead(census)
+        self.queue.rescue()
+        others = [JobQueue.open(self.directory) for _ in range(4)]
+        slots = {other.slot for other in others}
+        held = []
+        for other in others:
+            try:
+                held.append(other.try_claim())
+            except Empty:
+                break
+        self.submit("A0")
+        slow.go_on()
+        for claim in held:
+            self.note_claim(claim)
+        assert len(slots) == len(others)
+        for other in others:
+            other.close()
+        self.queue.rescue()
+        nothing_left(census.leftover(self.alive))
+        self.settle()
+
+
+class ReplyFirst(Held):
+    def setup(self):
+        super().setup()
+        self.frame = encode_result(0, answer("S1", "V", LONG))
+
+    def call(self):
+        self.claim.reply(self.frame)
+
+
+class ReleaseFirst(Held):
+    def call(self):
+        self.claim.release()
+
+
+class RescueClients(Rescue):
+    """Clients have died: writing into a block, before a job was published, and with a result half collected."""
+
+    jobs = {"S0": (40, {}), "S1": (LONG, {})}  # noqa: RUF012
+    dies = (
+        ("SubmitBlock", BlockState.OWNED),
+        ("Submit", CellState.READY),
+        ("Recv", CellState.COLLECTED),
+    )
+
+    def after_fall(self, fallen, pid):
+        for n in range(2):
+            self.claims[fallen.name(n)] = PERHAPS
+
+    def expect(self, returned, value):
+        pass
+
+    def look_at_answers(self):
+        QueueStage.look_at_answers(self)
+
+
+CALLS = {
+    "submit": Submit,
+    "submit_block": SubmitBlock,
+    "first_call": FirstCall,
+    "claim": Claim,
+    "claim_and_start": ClaimAndStart,
+    "start_last": StartLast,
+    "reply": Reply,
+    "reply_block": ReplyBlock,
+    "reply_to_gone": ReplyToGone,
+    "ack": Ack,
+    "release": Release,
+    "recv": Recv,
+    "recv_block": RecvBlock,
+    "cancel": Cancel,
+    "close": Close,
+    "rescue": Rescue,
+    "rescue_of_clients": RescueClients,
+    "retry_dead": RetryDead,
+    "drop_dead": DropDead,
+}
+DYING = {kind.__name__: kind for kind in (HoldLast, SubmitOne, ReplyFirst, ReleaseFirst, SubmitBlock, Submit, Recv)}

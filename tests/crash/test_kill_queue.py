@@ -1,0 +1,34 @@
+"""A process is killed at each instruction of each call of a queue: every job handed in runs, every result reaches a living
+client once, and every cell, place, block and slot is free again.
+"""
+
+import pytest
+
+
+@pytest.mark.parametrize("call", ["submit", "submit_block", "first_call", "recv", "recv_block", "cancel"])
+def test_a_client_killed_at_any_instruction_loses_no_job(campaign, call):
+    campaign.kill("queue", call)
+
+
+@pytest.mark.parametrize("call", ["claim", "claim_and_start", "start_last", "reply", "reply_block", "ack", "release"])
+def test_a_worker_killed_at_any_instruction_loses_no_job_and_doubles_no_result(campaign, call):
+    campaign.kill("queue", call)
+
+
+def test_a_handle_killed_while_it_closes_leaves_its_claims_to_others(campaign):
+    campaign.kill("queue", "close")
+
+
+@pytest.mark.parametrize("call", ["rescue", "rescue_of_clients"])
+def test_a_rescuer_killed_at_any_instruction_is_rescued_itself(campaign, call):
+    campaign.kill("queue", call)
+
+
+@pytest.mark.parametrize("call", ["rescue", "rescue_of_clients"])
+def test_a_rescuer_stopped_at_any_instruction_does_no_harm_when_it_goes_on(campaign, call):
+    campaign.kill_beside_a_stopped_one("queue", call)
+
+
+@pytest.mark.parametrize("call", ["retry_dead", "drop_dead"])
+def test_a_dead_letter_is_a_letter_or_waits_again_after_any_kill(campaign, call):
+    campaign.kill("queue", call)

@@ -1,0 +1,28 @@
+"""A process is stopped at instructions of each call, ten times the capacity goes past it, and then it goes on: nothing is
+torn, lost or doubled, and nobody takes a stopped process for a dead one.
+"""
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["try_push", "first_push", "push_many", "try_pop", "pop_many", "claim_and_ack", "claim_and_release", "close"],
+)
+def test_messages_go_past_a_process_stopped_in_a_call_of_a_ring(campaign, call):
+    campaign.stop("ring", call)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        *("submit", "submit_block", "first_call", "recv", "recv_block", "cancel", "close"),
+        *("claim", "claim_and_start", "reply", "reply_block", "ack", "release", "retry_dead", "drop_dead"),
+    ],
+)
+def test_jobs_go_past_a_process_stopped_in_a_call_of_a_queue(campaign, call):
+    campaign.stop("queue", call)
+
+
+def test_a_reply_that_was_stopped_while_its_client_died_reaches_nobody_else(campaign):
+    campaign.stop("queue", "reply_to_gone")
