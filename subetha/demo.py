@@ -417,6 +417,7 @@ class _Run:
         self.to_check: deque[tuple[bytes, Fingerprint]] = deque()
         self.rounds: dict[bytes, int] = {}
         self.done = 0
+        self.received = 0
         self.room = True
 
     def go(self) -> None:
@@ -428,7 +429,7 @@ class _Run:
                 if self.outstanding or self.to_submit:
                     self.pool.poll()
                 self.submit()
-                if self.to_kill and self.done and self.done >= self.report.files // 2:
+                if self.to_kill and self.received and self.received >= self.report.files // 2:
                     self.kill_one()
                 if not self.collect():
                     if self.to_check:
@@ -476,6 +477,7 @@ class _Run:
 
     def take(self, job_id: int, result: bytes | PassError) -> None:
         self.room = True
+        self.received += 1
         path = self.outstanding.pop(job_id, None)
         if path is None:
             self.report.duplicates += 1
@@ -513,14 +515,17 @@ class _Run:
         self.progress(self.done, self.report.files)
 
     def kill_one(self) -> None:
-        """End a worker by SIGKILL, one with a job in hand if there is any at this moment."""
+        """End a worker by SIGKILL, one with a job in hand if there is any at this moment, and wait until its pool has seen it."""
         self.to_kill = False
         table = self.queue.heartbeat
         snapshots = (table.snapshot(slot) for slot in range(table.capacity))
         busy = {found.pid for found in snapshots if found is not None and found.in_flight_bitmap}
         pids = sorted(self.pool.pids, key=lambda pid: pid not in busy)
         if pids:
+            deaths = self.pool.deaths
             os.kill(pids[0], signal.SIGKILL)
+            while self.pool.deaths == deaths:
+                self.pool.poll(1.0)
 
 
 def default_folder() -> bytes:
