@@ -228,7 +228,9 @@ def test_a_head_left_behind_by_cancelled_jobs_is_sound(path: Path) -> None:
 
 
 def test_a_stopped_worker_with_a_job_in_hand_is_no_fault(client: JobQueue, path: Path) -> None:
-    with start("queue = JobQueue.open(sys.argv[1]); claim = queue.claim(60); print(flush=True); time.sleep(600)", path) as worker:
+    with start(
+        "queue = JobQueue.open(sys.argv[1]); claim = queue.claim(60); print(flush=True); time.sleep(600)", path
+    ) as worker:
         try:
             assert worker.stdout is not None
             worker.stdout.readline()
