@@ -20,7 +20,6 @@ cdef extern from "atomics.h" nogil:
     uint64_t fetch_add_acq_rel_u64(uint64_t *p, uint64_t v)
     uint64_t fetch_or_acq_rel_u64(uint64_t *p, uint64_t v)
     uint64_t fetch_and_acq_rel_u64(uint64_t *p, uint64_t v)
-    uint32_t fetch_add_seq_cst_u32(uint32_t *p, uint32_t v)
     uint32_t fetch_or_seq_cst_u32(uint32_t *p, uint32_t v)
     void fence_after_rmw()
     void fence_seq_cst()

@@ -232,9 +232,9 @@ cdef class QueueHandle(Mapped):
     cdef int join_anew(self) except -1:
         cdef HeartbeatTable table = self.heartbeat
         cdef Number number
+        cdef uint32_t pid = os.getpid()
         self.refuse_readonly()
         self.check_lock()
-        cdef uint32_t pid = os.getpid()
         slot = self.take_slot()
         number = table.numbers[slot]
         with cython.critical_section(self):
@@ -251,6 +251,7 @@ cdef class QueueHandle(Mapped):
                 self.pending = set()
                 self.queue.held = 0
                 self.collecting = 0
+                private_set(&self.is_condemned, 0)
                 self.has_mailbox = False
                 self.generation = fork_generation()
                 self.queue.owner = slot + 1

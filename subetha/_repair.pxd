@@ -18,7 +18,7 @@ from subetha._cells cimport (
     Cells, cell_free_if, cell_word, word_is_one_of, word_owner, word_pack, word_state, word_version,
 )
 from subetha._layout cimport (
-    COLLECTED, CORRUPT, DONE, FENCED, FREE, OK, OVERDUE, READY, RETRY, TAKEN, WRITING, Code,
+    COLLECTED, CORRUPT, FENCED, OK, OVERDUE, RETRY, TAKEN, WRITING, Code,
 )
 from subetha._ring cimport (
     Refs, ref_cell, ref_empty, ref_full, ref_is_live, ref_lap, refs_rebuild_hints, signed_difference,
@@ -54,9 +54,13 @@ cdef inline uint64_t refs_fresh_lap(Refs *refs, uint32_t due) noexcept nogil:
 
 cdef inline void refs_call_for_repair(Refs *refs) noexcept nogil:
     """A waiting cell may be without a reference: begin a repair, also where one goes on that may have passed that cell."""
-    cdef uint32_t due = load_seq_cst_u32(refs.due)
-    # where this fails somebody has begun another one after the caller's last change
-    cas_seq_cst_u32(refs.due, due, <uint32_t> (refs_fresh_lap(refs, due) << 1) | 1)
+    cdef uint32_t due
+    cdef int _tries
+    for _tries in range(64):
+        # again where it fails: the one that goes on may just have ended, and have passed that cell
+        due = load_seq_cst_u32(refs.due)
+        if cas_seq_cst_u32(refs.due, due, <uint32_t> (refs_fresh_lap(refs, due) << 1) | 1):
+            return
 
 
 cdef inline void refs_relap(Refs *refs, uint32_t due) noexcept nogil:
@@ -138,7 +142,9 @@ cdef inline uint64_t cell_mend(Cells *cells, uint64_t index, uint64_t most_owner
     cdef uint64_t word = load_acquire_u64(cell_word(cells, index))
     cdef uint64_t back
     cdef bint nobody = word_owner(word) == 0 or word_owner(word) > most_owner
-    if word_state(word) > OVERDUE or (nobody and word_is_one_of(word, 1 << WRITING | 1 << COLLECTED | 1 << FENCED)):
+    if word_state(word) > OVERDUE or (
+        nobody and word_is_one_of(word, 1 << WRITING | 1 << COLLECTED | 1 << FENCED | 1 << OVERDUE)
+    ):
         cell_free_if(cells, index, word)
     elif nobody and word_state(word) == TAKEN:
         back = word_pack(word_version(word) + 1, RETRY, me)

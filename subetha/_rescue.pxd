@@ -11,7 +11,7 @@ the dead incarnation, then CASes that very word. A number is free for others onl
 for an hour finds another record or another word. What it leaves in its own name when it dies, the next one finds.
 """
 
-from libc.stdint cimport int64_t, uint8_t, uint64_t
+from libc.stdint cimport int64_t, uint64_t
 
 from subetha._atomics cimport cas_seq_cst_u64, load_seq_cst_u64
 from subetha._cells cimport Cells, cell_word

@@ -6,7 +6,7 @@ One leader ticks the epoch, once a second. Two leaders at once (an old one that 
 the old one finds another number in the word.
 """
 
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint64_t
 
 from subetha._atomics cimport cas_seq_cst_u64, fetch_add_acq_rel_u64, load_acquire_u64, private_set
 from subetha._heartbeat cimport status_state

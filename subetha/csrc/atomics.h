@@ -35,7 +35,6 @@ static inline int cas_seq_cst_u32(uint32_t *p, uint32_t expected, uint32_t desir
 static inline uint64_t fetch_add_acq_rel_u64(uint64_t *p, uint64_t v) { return __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL); }
 static inline uint64_t fetch_or_acq_rel_u64(uint64_t *p, uint64_t v) { return __atomic_fetch_or(p, v, __ATOMIC_ACQ_REL); }
 static inline uint64_t fetch_and_acq_rel_u64(uint64_t *p, uint64_t v) { return __atomic_fetch_and(p, v, __ATOMIC_ACQ_REL); }
-static inline uint32_t fetch_add_seq_cst_u32(uint32_t *p, uint32_t v) { return __atomic_fetch_add(p, v, __ATOMIC_SEQ_CST); }
 static inline uint32_t fetch_or_seq_cst_u32(uint32_t *p, uint32_t v) { return __atomic_fetch_or(p, v, __ATOMIC_SEQ_CST); }
 
 /* Orders everything before an atomic read-modify-write with every load after it. The locked instruction of x86 does that by itself. */

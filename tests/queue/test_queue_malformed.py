@@ -592,7 +592,7 @@ def test_repair_undoes_words_that_nobody_can_move_on(make, files_of):
     ids = [client.submit(Pass(1, b"%d" % n)) for n in range(20)]
     claims = [worker.claim(WAIT_S) for _ in range(20)]
     words = {job_id: int(cells["word"][cells["job_id"] == job_id][0]) for job_id in ids}
-    owned = (CellState.WRITING, CellState.COLLECTED, CellState.FENCED)
+    owned = (CellState.WRITING, CellState.COLLECTED, CellState.FENCED, CellState.OVERDUE)
     nobodys = [
         *((state, owner) for state in owned for owner in (0, 17, 65_535)),
         *((state, 1) for state in range(12, 16)),
