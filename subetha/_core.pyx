@@ -6,10 +6,11 @@ Here stand the Python objects: arguments, buffers, codes into exceptions. The al
 
 cimport cython
 from cpython.buffer cimport (
-    PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer,
+    PyBUF_READ, PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer,
 )
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_CheckSignals
+from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.number cimport PyNumber_AsSsize_t
 from libc.math cimport isnan
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
@@ -47,6 +48,12 @@ include "_mapped.pxi"
 include "_sharedring.pxi"
 include "_table.pxi"
 include "_queue.pxi"
+
+
+def punch_hole(int fd, int64_t offset, int64_t length):
+    """Give the disk space of a part of a file back; it reads as zeros. Raises OSError, EOPNOTSUPP where the file system cannot."""
+    if fallocate_again(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, length) != 0:
+        raise OSError(errno, os.strerror(errno))
 
 
 def end_with_parent(pid):
@@ -106,6 +113,7 @@ cdef int check_layout() except -1:
             "items": <size_t> &pool.items - <size_t> &pool,
             "space": <size_t> &pool.space - <size_t> &pool,
             "deadline": <size_t> &pool.deadline - <size_t> &pool,
+            "boot": <size_t> &pool.boot - <size_t> &pool,
         }),
         "PARTICIPANT": (sizeof(Participant), {
             "status": <size_t> &participant.status - <size_t> &participant,

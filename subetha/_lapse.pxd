@@ -7,6 +7,7 @@ Lapsed moves work, dead moves memory: such a process may wake and write at any m
     the copy       then published in `back`; where it was overdue: -> TAKEN(me) -> DONE(me) with JobTimeout, delivered
 
 In this order: a copy alone is withdrawn (or is a double, which its client drops by the job id), a fence alone would lose the job.
+In a durable queue the disk has each step before the next one.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
@@ -20,8 +21,8 @@ from subetha._cells cimport (
 )
 from subetha._layout cimport CLAIMABLE, COLLECTABLE, DONE, FENCED, OK, OVERDUE, RETRY, TAKEN, JobCell
 from subetha._queue cimport (
-    LEVELS, Mailbox, Queue, deadline_put, job_area, job_cell, job_free_if, job_level, queue_deliver, queue_mailbox,
-    queue_publish_back,
+    LEVELS, Mailbox, Queue, block_synced, cell_synced, deadline_put, job_area, job_cell, job_free_if, job_level, queue_deliver,
+    queue_mailbox, queue_publish_back,
 )
 from subetha._recovery cimport mark_mailboxes, rescue_undelivered, rescue_unpublished, write_timeout
 from subetha._repair cimport refs_call_for_repair, refs_mark_all
@@ -40,7 +41,7 @@ cdef inline bint copy_block(
     memcpy(block_data(&q.arena, block), data, length)
     copy.job_block = block
     block_link(&q.arena, block, index, version)
-    return True
+    return block_synced(q, block, length)
 
 
 cdef inline bint copy_job(Queue *q, uint64_t from_index, uint64_t word, uint64_t *index, uint64_t *waits) noexcept nogil:
@@ -69,6 +70,9 @@ cdef inline bint copy_job(Queue *q, uint64_t from_index, uint64_t word, uint64_t
         return False
     cell_publish(&q.cells, index[0], writing, RETRY)
     waits[0] = word_pack(word_version(writing), RETRY, q.owner)
+    if not cell_synced(q, index[0]):
+        job_free_if(q, index[0], waits[0])
+        return False
     return True
 
 
@@ -101,6 +105,7 @@ cdef inline bint fence_job(Queue *q, uint64_t index, uint64_t word, uint32_t sta
     if not cas_seq_cst_u64(cell_word(&q.cells, index), word, word_pack(word_version(word), state, word_owner(word))):
         job_free_if(q, copy, waits)
         return False
+    cell_synced(q, index)
     if state == OVERDUE:
         answer_overdue(q, copy, waits)
         return True

@@ -15,6 +15,7 @@ cdef enum Code:
     TIMEOUT = 9
     CLOSED = 10
     SIGNAL = 11     # a signal came: let Python handle it
+    NOT_SYNCED = 12     # the disk did not take it
 
 cdef enum CellState:
     FREE = 0
@@ -44,7 +45,7 @@ cdef enum SlotState:
 cdef enum:
     # which states a reference may lead to: one bit a state
     CLAIMABLE = 1 << READY | 1 << RETRY
-    COLLECTABLE = 1 << DONE | 1 << DEAD
+    COLLECTABLE = 1 << DONE | 1 << DEAD | 1 << QUARANTINED
 
 cdef enum:
     WAITERS_BIT = 1
@@ -102,6 +103,8 @@ ctypedef struct PoolLines:
     uint8_t pad1[124]
     uint64_t deadline
     uint8_t pad2[120]
+    uint64_t boot
+    uint8_t pad3[120]
 
 ctypedef struct Participant:
     uint64_t status

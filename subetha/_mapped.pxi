@@ -34,11 +34,6 @@ cdef int64_t deadline_of(object timeout) except -2:
     return monotonic_ns() + <int64_t> (seconds * 1e9)
 
 
-cdef uint64_t boot_hash() except? 0:
-    with open("/proc/sys/kernel/random/boot_id", "rb") as file:
-        return int.from_bytes(bytes.fromhex(file.read(36).decode().replace("-", ""))[:8], "little")
-
-
 @cython.no_gc_clear
 cdef class Mapped:
     """A mapped file: base of every shared structure. Not made directly.
@@ -229,7 +224,7 @@ cdef Number take_number(
     Raises TableFull, or OSError where the kernel gives no lock or descriptor.
     """
     cdef Number number = Number()
-    cdef uint64_t boot = boot_hash()
+    cdef uint64_t boot = files.boot_hash()
     cdef uint64_t slot
     cdef int why
     for slot in range(records.count):

@@ -27,6 +27,7 @@ cdef extern from "process.h" nogil:
     void watch_parent(int pid)
     bint registration_is_good(registration *r)
     int file_is_unlinked(int fd)
+    int sync_bytes(const void *at, uint64_t length)
     int registration_lock(registration *r, int fd, int64_t byte)
     int registration_watch(
         registration *r, uint64_t *status, uint64_t expected, uint64_t *last_seen, const uint64_t *epoch, int auto_beat
@@ -40,6 +41,7 @@ cdef extern from "sched.h" nogil:
 cdef extern from "errno.h" nogil:
     enum:
         EAGAIN
+        EIO
 
 cdef enum:
     SPIN_CHECKS = 200

@@ -7,6 +7,11 @@
     release   TAKEN(me) -> RETRY(me) version+1, publish in back[priority]
     cancel    READY, RETRY, PARKED -> FREE, wherever the job id stands
 
+A durable queue has a cell on the disk before anybody is told of what it says: READY (its block before it) before the reference
+that submit publishes, DONE and DEAD before the mailbox hears of them, FREE before ack or cancel returns and before the cell's
+blocks are anybody else's. What only moves a job (TAKEN, RETRY) is not waited for: any image of a cell with its job in it is one
+that the job can be run from. References, mailboxes and block links are found again from the cells (reboot.py).
+
 A job id is client number 16 | incarnation 16 | sequence 32. A job's bytes stay untouched until its cell is freed.
 
 What a death leaves: WRITING, TAKEN or COLLECTED with a dead owner; READY or RETRY that no place leads to; DONE that its
@@ -18,7 +23,7 @@ from libc.string cimport memcpy
 
 from subetha._atomics cimport (
     cas_acq_rel_u64, cas_seq_cst_u64, load_acquire_u32, load_acquire_u64, load_relaxed_u8, load_relaxed_u64,
-    private_get, store_relaxed_u64,
+    private_get, private_set, store_relaxed_u64,
 )
 from subetha._blocks cimport Arena, block_allocate, block_data, block_free, block_link, block_of, block_relink
 from subetha._cells cimport (
@@ -27,10 +32,10 @@ from subetha._cells cimport (
 )
 from subetha._heartbeat cimport Records, record_is
 from subetha._layout cimport (
-    CLAIMABLE, COLLECTABLE, CORRUPT, DEAD, DONE, EMPTY, FENCED, FREE, FULL, LOST, NO_PLACE, OK, OVERDUE, PARKED, READY,
-    RETRY, TAKEN, Cause, Code, JobCell, PoolLines, RingLines,
+    CLAIMABLE, COLLECTABLE, CORRUPT, DEAD, DONE, EMPTY, FENCED, FREE, FULL, LOST, NO_PLACE, NOT_SYNCED, OK, OVERDUE, PARKED,
+    QUARANTINED, READY, RETRY, TAKEN, Cause, Code, JobCell, PoolLines, RingLines,
 )
-from subetha._process cimport is_time_to_look, monotonic_ns, realtime_ns, wake_one
+from subetha._process cimport is_time_to_look, monotonic_ns, realtime_ns, sync_bytes, wake_one
 from subetha._repair cimport refs_look
 from subetha._ring cimport Ref, Refs, refs_init, refs_pass, refs_peek, refs_publish
 
@@ -38,6 +43,8 @@ cdef enum:
     LEVELS = 3      # priorities
     UNKNOWN_CAUSE = -2147483648
     CAUSES = 4
+    # states of which an image on the disk would let the job run, or be listed, again
+    HAS_JOB = 1 << READY | 1 << TAKEN | 1 << RETRY | 1 << PARKED | 1 << DEAD | 1 << QUARANTINED
 
 ctypedef struct Mailbox:
     Refs refs
@@ -66,6 +73,8 @@ ctypedef struct Queue:
     int64_t held            # private: cells this client holds; counted in the cells before it is believed
     uint64_t quota          # most cells that one client may hold
     int64_t looked_ns       # private: when the hints were last looked for in the places
+    bint is_durable         # the disk has a cell before anybody is told of it
+    int64_t sync_errno      # private: why the disk did not take something, until somebody is told
 
 ctypedef struct Frame:
     # headers made beforehand (the second one for a block: "the data is all that follows"), and the data
@@ -74,6 +83,7 @@ ctypedef struct Frame:
     uint64_t header_length
     const uint8_t *data
     uint64_t data_length
+    uint32_t crc32          # of a durable queue's job or result, else 0
 
 
 cdef inline JobCell *job_cell(Queue *q, uint64_t index) noexcept nogil:
@@ -155,6 +165,31 @@ cdef inline void free_blocks(Queue *q, uint64_t index, uint64_t version, uint64_
         block_free(&q.arena, result_block, index, version)
 
 
+cdef inline bint synced(Queue *q, const void *at, uint64_t length) noexcept nogil:
+    """In a durable queue: on the disk when this returns. False: the disk did not take it."""
+    cdef int why
+    if not q.is_durable:
+        return True
+    why = sync_bytes(at, length)
+    if why != 0:
+        private_set(&q.sync_errno, why)
+    return why == 0
+
+
+cdef inline bint cell_synced(Queue *q, uint64_t index) noexcept nogil:
+    return synced(q, cell_word(&q.cells, index), q.cells.stride)
+
+
+cdef inline bint block_synced(Queue *q, uint64_t block, uint64_t length) noexcept nogil:
+    """A block that this process has just written."""
+    return block == 0 or synced(q, block_data(&q.arena, block), length)
+
+
+cdef inline bint is_letter(uint64_t word) noexcept nogil:
+    """Set aside for somebody to look at; with an owner its submitter has still to be told."""
+    return word_is_one_of(word, 1 << DEAD | 1 << QUARANTINED)
+
+
 cdef inline bint job_free_if(Queue *q, uint64_t index, uint64_t word) noexcept nogil:
     """FREE with the next version if the word is still the one read; then its blocks."""
     cdef JobCell *cell = job_cell(q, index)
@@ -162,6 +197,8 @@ cdef inline bint job_free_if(Queue *q, uint64_t index, uint64_t word) noexcept n
     cdef uint64_t result_block = load_relaxed_u64(&cell.result_block)
     if not cell_free_if(&q.cells, index, word):
         return False
+    if word_is_one_of(word, HAS_JOB):
+        cell_synced(q, index)
     free_blocks(q, index, word_version(word), job_block, result_block)
     wake_one(&q.lines.space)
     return True
@@ -236,6 +273,9 @@ cdef inline Code queue_submit(
         return code
     cell = job_cell(q, index)
     code = frame_store(q, frame, job_area(q, index), q.job_bytes, index, word_version(word), &block)
+    if code == OK and not block_synced(q, block, frame.header_length + frame.data_length):
+        block_free(&q.arena, block, index, word_version(word))
+        code = NOT_SYNCED
     if code != OK:
         cell_free_if(&q.cells, index, word)
         wake_one(&q.lines.space)
@@ -245,6 +285,8 @@ cdef inline Code queue_submit(
     cell.result_length = 0
     cell.job_block = block
     cell.result_block = 0
+    cell.job_crc32 = frame.crc32
+    cell.result_crc32 = 0
     cell.attempts = 0
     cell.max_attempts = max_attempts
     cell.priority = level
@@ -253,7 +295,9 @@ cdef inline Code queue_submit(
     cell.started_ns = cell.due_ns = cell.deadline_ns = cell.progress = 0
     cell.cancel = cell.charged = 0
     cell_publish(&q.cells, index, word, READY)
-    code = queue_publish_job(q, index, word_version(word), level)
+    code = NOT_SYNCED
+    if cell_synced(q, index):
+        code = queue_publish_job(q, index, word_version(word), level)
     if code != OK:
         # withdrawn; where that fails somebody has it already, so it was submitted
         if job_free_if(q, index, word_pack(word_version(word), READY, q.owner)):
@@ -384,11 +428,18 @@ cdef inline Code queue_put_back(Queue *q, uint64_t index, uint64_t word) noexcep
     return code
 
 
+cdef inline Code queue_end(Queue *q, uint64_t index, uint64_t word, bint back) noexcept nogil:
+    """End a claim without a result: put the job back, or free its cell. LOST: it was taken away."""
+    if back:
+        return queue_put_back(q, index, word)
+    return OK if job_free_if(q, index, word) else LOST
+
+
 cdef inline bint letter_told(Queue *q, uint64_t index, uint64_t word) noexcept nogil:
     """DEAD(r) -> DEAD(0), version+1: its submitter knows, or has gone. The letter stays until somebody drops or retries it."""
     block_relink(&q.arena, load_relaxed_u64(&job_cell(q, index).job_block), index, word_version(word))
     # C9: pairs with C8; one collector tells
-    return cas_seq_cst_u64(cell_word(&q.cells, index), word, word_pack(word_version(word) + 1, DEAD, 0))
+    return cas_seq_cst_u64(cell_word(&q.cells, index), word, word_pack(word_version(word) + 1, word_state(word), 0))
 
 
 cdef inline Code queue_delivered(
@@ -396,7 +447,7 @@ cdef inline Code queue_delivered(
 ) noexcept nogil:
     """After a publish that gave `code`: look at the client again, wake it."""
     if not client_is_there(q, job_id):
-        if word_state(word) == DEAD:
+        if is_letter(word):
             letter_told(q, index, word)
         else:
             job_free_if(q, index, word)
@@ -407,7 +458,9 @@ cdef inline Code queue_delivered(
 
 cdef inline Code queue_deliver(Queue *q, Mailbox *box, uint64_t job_id, uint64_t index, uint64_t word) noexcept nogil:
     """Publish a DONE cell for its client; where the client has moved on meanwhile, free it."""
-    cdef Code code = refs_publish(&box.refs, &q.cells, COLLECTABLE, word_version(word), index)
+    cdef Code code
+    cell_synced(q, index)
+    code = refs_publish(&box.refs, &q.cells, COLLECTABLE, word_version(word), index)
     return queue_delivered(q, box, job_id, index, word, code)
 
 
@@ -423,6 +476,7 @@ cdef inline Code queue_finish(
         return code
     cell.result_block = block
     cell.result_length = frame.header_length + frame.data_length
+    cell.result_crc32 = frame.crc32
     # C8: pairs with R3 and C9 of the client
     if not cas_seq_cst_u64(cell_word(&q.cells, index), word, done):
         if block:
@@ -434,7 +488,7 @@ cdef inline Code queue_finish(
 cdef inline void queue_drop_result(Queue *q, Mailbox *box, Ref *ref) noexcept nogil:
     """Free a result that lies in this client's own mailbox; another client's is none of ours, only its place is passed."""
     if load_relaxed_u64(&job_cell(q, ref.cell).job_id) >> 48 == q.owner:
-        if word_state(ref.word) == DEAD:
+        if is_letter(ref.word):
             letter_told(q, ref.cell, ref.word)
         else:
             job_free_if(q, ref.cell, ref.word)
@@ -476,12 +530,12 @@ cdef inline uint64_t queue_cancel(Queue *q, uint64_t job_id) noexcept nogil:
 
 
 cdef inline uint64_t queue_drop_letter(Queue *q, uint64_t job_id) noexcept nogil:
-    """DEAD -> FREE; how many letters of that job there were. One that its submitter has not been told of ends when it is."""
+    """DEAD, QUARANTINED -> FREE; how many letters of that job there were. One that its submitter has not been told of ends when it is."""
     cdef uint64_t i, word, block
     cdef uint64_t n = 0
     for i in range(q.cells.count):
         word = load_acquire_u64(cell_word(&q.cells, i))
-        if word_state(word) != DEAD or job_cell(q, i).job_id != job_id:
+        if not is_letter(word) or job_cell(q, i).job_id != job_id:
             continue
         if word_owner(word) == 0:
             block = load_relaxed_u64(&job_cell(q, i).job_block)
@@ -495,6 +549,7 @@ cdef inline uint64_t queue_drop_letter(Queue *q, uint64_t job_id) noexcept nogil
             n += cas_seq_cst_u64(
                 cell_word(&q.cells, i), word, word_pack(word_version(word), DONE, word_owner(word))
             )
+            cell_synced(q, i)
     return n
 
 
@@ -502,6 +557,7 @@ cdef inline Code queue_retry_letter(Queue *q, uint64_t job_id) noexcept nogil:
     """DEAD -> TAKEN(me), version+1, its attempts forgotten, -> RETRY(me), version+1, published. EMPTY: there is no such letter."""
     cdef uint64_t i, word, mine
     cdef JobCell *cell
+    cdef Code code
     cdef int _tries
     for i in range(q.cells.count):
         cell = job_cell(q, i)
@@ -516,13 +572,15 @@ cdef inline Code queue_retry_letter(Queue *q, uint64_t job_id) noexcept nogil:
             if cas_seq_cst_u64(cell_word(&q.cells, i), word, mine):
                 cell.attempts = 0
                 cell.charged = 0
-                return queue_put_back(q, i, mine)
+                code = queue_put_back(q, i, mine)
+                cell_synced(q, i)
+                return code
     return EMPTY
 
 
 cdef enum:
     # dead letters do not count: their submitter has been told, or will be
-    HELD = ~(1 << FREE | 1 << DEAD)
+    HELD = ~(1 << FREE | 1 << DEAD | 1 << QUARANTINED)
 
 
 cdef inline uint64_t queue_count_held(Queue *q, uint32_t states) noexcept nogil:

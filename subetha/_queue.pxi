@@ -104,11 +104,7 @@ cdef class QueueHandle(Mapped):
         else:
             os.close(opened)
         files.check_size(path, size, part.shape[0])
-        if header["extra"] != self.file_header["created_ns"]:
-            raise errors.LayoutMismatch(
-                f"{os.fsdecode(path)}: expected a file of the queue made at {self.file_header['created_ns']} ns, found one of a "
-                f"queue made at {header['extra']} ns; put the right file back, or make a new queue"
-            )
+        files.check_belongs(path, int(self.file_header["created_ns"]), header)
         bytes = part
         return <uint8_t *> &bytes[0]
 
@@ -174,6 +170,7 @@ cdef class QueueHandle(Mapped):
         self.queue.quota = geometry["quota"]
         self.queue.hint = self.queue.reserve
         self.queue.lines = <PoolLines *> (self.base + LINES)
+        self.queue.is_durable = int(self.file_header["flags"]) & layout.FLAG_DISK
         for level in range(<uint32_t> LEVELS):
             self.map_references(f"back-{level}", &self.queue.back[level])
             self.map_references(f"submit-{level}", &self.queue.submit[level])
@@ -237,6 +234,10 @@ cdef class QueueHandle(Mapped):
         self.check_lock()
         slot = self.take_slot()
         number = table.numbers[slot]
+        if not synced(&self.queue, number.record, sizeof(Participant)):
+            # its jobs would have the ids of another one's, should the disk go back to an earlier incarnation
+            table.unregister(slot)
+            self.check_synced()
         with cython.critical_section(self):
             if self.queue.owner != 0 and self.generation == fork_generation():
                 # another thread was faster
@@ -331,6 +332,42 @@ cdef class QueueHandle(Mapped):
             self.number.refuse(self.file_path)
         return 0
 
+    @cython.final
+    cdef inline int check_synced(self) except -1:
+        """Raise where the disk has refused something since the last look; all of it stands in the page cache."""
+        cdef int why
+        if self.queue.is_durable:
+            why = <int> private_swap(&self.queue.sync_errno, 0)
+            if why != 0:
+                raise OSError(
+                    why, f"{os.strerror(why)}: the disk did not take a change of this queue; every process sees it, and it is lost "
+                    "only with the power; look at the disk", self.file_path,
+                )
+        return 0
+
+    @cython.final
+    cdef uint32_t frame_crc32(self, Frame *frame, uint64_t area, object job) except? 0:
+        """The CRC-32 of a durable queue's frame as it will lie in an area of that many bytes or in a block; `job` as in job_crc32."""
+        cdef const uint8_t *header = frame.header
+        if not self.queue.is_durable:
+            return 0
+        if frame.header_length + frame.data_length > area:
+            header = frame.block_header
+        parts = (
+            PyBytes_FromStringAndSize(<const char *> header, frame.header_length),
+            PyMemoryView_FromMemory(<char *> frame.data, frame.data_length, PyBUF_READ),
+        )
+        return layout.result_crc32(*parts) if job is None else layout.job_crc32(*job, *parts)
+
+    @cython.final
+    cdef bint job_is_whole(self, uint64_t index, const uint8_t *data, uint64_t length) except -1:
+        """Are a claimed job's bytes those that were handed in, as far as a durable queue can tell?"""
+        cdef JobCell *cell = job_cell(&self.queue, index)
+        return not self.queue.is_durable or cell.job_crc32 == layout.job_crc32(
+            cell.job_id, length, cell.timeout_ns, cell.max_attempts, cell.priority,
+            PyMemoryView_FromMemory(<char *> data, length, PyBUF_READ),
+        )
+
     cdef int give_up(self) except -1:
         cdef HeartbeatTable table = self.heartbeat
         cdef uint64_t i, word
@@ -407,6 +444,11 @@ cdef class QueueHandle(Mapped):
     def result_bytes(self):
         """Bytes for a result's frame inside its cell; longer ones go to a block."""
         return self.queue.result_bytes
+
+    @property
+    def durability(self):
+        """What an accepted job survives: the death of any "process", or also the power ("disk")."""
+        return "disk" if self.queue.is_durable else "process"
 
     @property
     def arena_bytes(self):
@@ -588,10 +630,22 @@ cdef class QueueHandle(Mapped):
             if code == OK:
                 put_submit_header(frame.header, closure_id, <uint32_t> job_id, frame.data_length)
                 put_submit_header(frame.block_header, closure_id, <uint32_t> job_id, REST_OF_FRAME)
-                code = queue_submit(&self.queue, frame, job_id, level, max_attempts, timeout_ns)
+                frame.crc32 = self.frame_crc32(
+                    frame, self.queue.job_bytes,
+                    (job_id, frame.header_length + frame.data_length, timeout_ns, max_attempts, level),
+                )
+                if self.queue.is_durable:
+                    with nogil:
+                        code = queue_submit(&self.queue, frame, job_id, level, max_attempts, timeout_ns)
+                else:
+                    code = queue_submit(&self.queue, frame, job_id, level, max_attempts, timeout_ns)
             if code == OK:
                 return job_id
             private_add(&self.queue.held, -1)
+            if code == NOT_SYNCED:
+                self.check_synced()
+                # another thread has been told already
+                raise OSError(EIO, f"{os.strerror(EIO)}: the disk did not take the job; it was not accepted", self.file_path)
             if code == NO_BLOCK or code == NO_DISK:
                 raise_code(code, self.file_path, self.arena_text(code, frame.data_length + SUBMIT_HEADER))
             if code != FULL and code != QUOTA:
@@ -719,6 +773,7 @@ cdef class QueueHandle(Mapped):
                 n = queue_cancel(&self.queue, wanted)
             if n and wanted >> 32 == self.queue.client:
                 self.ended(<uint32_t> wanted)
+            self.check_synced()
             return n > 0
         finally:
             self.leave()
@@ -732,7 +787,7 @@ cdef class QueueHandle(Mapped):
         return job_id
 
     def drop_dead(self, job_id):
-        """Drop a dead letter: its job will not run again.
+        """Drop a dead letter, or a quarantined job: it will not run again.
 
         Returns
         -------
@@ -746,6 +801,7 @@ cdef class QueueHandle(Mapped):
             self.refuse_readonly()
             with nogil:
                 n = queue_drop_letter(&self.queue, wanted)
+            self.check_synced()
             return n > 0
         finally:
             self.leave()
@@ -769,6 +825,7 @@ cdef class QueueHandle(Mapped):
                 code = queue_retry_letter(&self.queue, wanted)
             if code != OK and code != EMPTY:
                 self.repair()
+            self.check_synced()
             return code != EMPTY
         finally:
             self.leave()
@@ -874,6 +931,10 @@ cdef class QueueHandle(Mapped):
         claim.job_id = cell.job_id
         claim.data = <uint8_t *> data
         claim.length = length
+        if data != NULL and length >= SUBMIT_HEADER and not self.job_is_whole(ref.cell, data, length):
+            if quarantine_job(&self.queue, ref.cell, ref.word) != OK:
+                self.repair()
+            return None
         private_set(&claim.is_over, 0)
         if data == NULL or length < SUBMIT_HEADER:
             claim.length = 0
@@ -897,6 +958,7 @@ cdef class QueueHandle(Mapped):
         cdef bytes copy
         cdef uint8_t header[7]
         cdef bint was_run_again, is_first
+        cdef uint32_t crc
         cdef int repairs = 0
         while True:
             code = queue_next_result(&self.queue, &self.inbox.box, &ref)
@@ -911,6 +973,7 @@ cdef class QueueHandle(Mapped):
             cell = job_cell(&self.queue, ref.cell)
             job_id = load_relaxed_u64(&cell.job_id)
             was_run_again = cell.attempts > 1
+            crc = cell.result_crc32
             length = load_relaxed_u64(&cell.result_length)
             data = frame_at(
                 &self.queue, result_area(&self.queue, ref.cell), self.queue.result_bytes, length,
@@ -921,7 +984,7 @@ cdef class QueueHandle(Mapped):
                 length = RESULT_HEADER
             # memory first: a cell that is COLLECTED must not wait for it
             copy = PyBytes_FromStringAndSize(NULL, length - RESULT_HEADER)
-            if word_state(ref.word) == DEAD:
+            if is_letter(ref.word):
                 # the letter stays where it is; who has told its submitter is decided after the copy
                 copy_frame(copy, header, data, length)
                 if not letter_told(&self.queue, ref.cell, ref.word):
@@ -944,7 +1007,9 @@ cdef class QueueHandle(Mapped):
                 private_add(&self.dropped, 1)
                 continue
             private_add(&self.run_again, was_run_again)
-            if data == NULL or not result_is_well_formed(header, length):
+            if data == NULL or not result_is_well_formed(header, length) or (
+                crc != 0 and crc != layout.result_crc32(PyBytes_FromStringAndSize(<const char *> header, RESULT_HEADER), copy)
+            ):
                 copy = error_text(errors.ExecutionError(
                     f"the result in cell {ref.cell} was damaged by another process"
                 ), None)
@@ -1223,7 +1288,12 @@ cdef class JobClaim(Claim):
                     frame.data_length = text.length - RESULT_HEADER
                     put_result_header(frame.header, <uint32_t> self.job_id, text.data[4], frame.data_length)
                     put_result_header(frame.block_header, <uint32_t> self.job_id, text.data[4], REST_OF_FRAME)
-                    code = queue_finish(&handle.queue, &box, self.job_id, self.cell, self.word, &frame)
+                    frame.crc32 = handle.frame_crc32(&frame, handle.queue.result_bytes, None)
+                    if handle.queue.is_durable:
+                        with nogil:
+                            code = queue_finish(&handle.queue, &box, self.job_id, self.cell, self.word, &frame)
+                    else:
+                        code = queue_finish(&handle.queue, &box, self.job_id, self.cell, self.word, &frame)
                 else:
                     # nobody can have submitted this
                     code = OK if job_free_if(&handle.queue, self.cell, self.word) else LOST
@@ -1234,6 +1304,7 @@ cdef class JobClaim(Claim):
                     self.lose(handle)
                 if code != OK:
                     handle.repair()
+                handle.check_synced()
             finally:
                 text_done(&text)
         finally:
@@ -1242,19 +1313,21 @@ cdef class JobClaim(Claim):
     cdef int finish(self, bint back) except -1:
         """End the claim without a result."""
         cdef QueueHandle handle = <QueueHandle> self.holder
-        cdef Code code = OK
+        cdef Code code
         self.check()
         handle.enter()
         try:
             self.begin_end()
-            if back:
-                code = queue_put_back(&handle.queue, self.cell, self.word)
-            elif not job_free_if(&handle.queue, self.cell, self.word):
-                code = LOST
+            if handle.queue.is_durable:
+                with nogil:
+                    code = queue_end(&handle.queue, self.cell, self.word, back)
+            else:
+                code = queue_end(&handle.queue, self.cell, self.word, back)
             if code == LOST:
                 self.lose(handle)
             if code != OK:
                 handle.repair()
+            handle.check_synced()
         finally:
             handle.leave()
         return 0

@@ -24,13 +24,13 @@ from subetha._cells cimport (
     cell_word, word_is_one_of, word_owner, word_pack, word_state, word_version,
 )
 from subetha._layout cimport (
-    CLAIMABLE, COLLECTABLE, COLLECTED, DEAD, DONE, EMPTY, FENCED, FREE, FREE_HOLE, NO_PLACE, OK, OVERDUE, OWNED, READY, RETRY,
-    TAKEN, WRITING, Cause, Code, JobCell,
+    CLAIMABLE, COLLECTABLE, COLLECTED, DEAD, DONE, EMPTY, FENCED, FREE, FREE_HOLE, NO_PLACE, OK, OVERDUE, OWNED, QUARANTINED,
+    READY, RETRY, TAKEN, WRITING, Cause, Code, JobCell,
 )
 from subetha._process cimport realtime_ns, wake_some
 from subetha._queue cimport (
-    CAUSES, LEVELS, UNKNOWN_CAUSE, Mailbox, Queue, job_cell, job_charge, job_free_if, job_level, letter_told, queue_deliver,
-    queue_delivered, queue_mailbox, queue_publish_back, queue_put_back, result_area,
+    CAUSES, LEVELS, UNKNOWN_CAUSE, Mailbox, Queue, cell_synced, is_letter, job_cell, job_charge, job_free_if, job_level,
+    letter_told, queue_deliver, queue_delivered, queue_mailbox, queue_publish_back, queue_put_back, result_area,
 )
 from subetha._repair cimport (
     cell_mend, refs_call_for_repair, refs_mark, refs_mark_all, refs_mend, refs_mended,
@@ -65,9 +65,10 @@ cdef inline uint64_t repair_cells(Queue *q, const uint8_t *seen, bint *whole) no
             code = refs_publish_due(&q.back[level], &q.cells, CLAIMABLE, word_version(word), i)
             if code == NO_PLACE:
                 code = queue_publish_back(q, level, word_version(word), i)
-        elif word_state(word) == DONE or (word_state(word) == DEAD and word_owner(word) != 0):
+        elif word_state(word) == DONE or (is_letter(word) and word_owner(word) != 0):
             job_id = load_relaxed_u64(&job_cell(q, i).job_id)
             if queue_mailbox(q, job_id >> 48, &box):
+                cell_synced(q, i)
                 code = refs_publish_due(&box.refs, &q.cells, COLLECTABLE, word_version(word), i)
                 code = queue_delivered(q, &box, job_id, i, word, code)
             elif word_state(word) == DONE:
@@ -133,6 +134,7 @@ cdef inline void finish_error(Queue *q, JobCell *cell, uint64_t index, int lengt
     at[5] = length & 0xFF
     at[6] = length >> 8
     cell.result_block = 0
+    cell.result_crc32 = 0
     cell.result_length = HEADER_OF_RESULT + length
 
 
@@ -160,12 +162,34 @@ cdef inline void write_letter(Queue *q, JobCell *cell, uint64_t index) noexcept 
         ))
 
 
+cdef inline Code set_aside(Queue *q, uint64_t index, uint64_t word, uint32_t state) noexcept nogil:
+    """TAKEN(me) -> DEAD(me) or QUARANTINED(me), the error's text written before; its submitter is told."""
+    cdef uint64_t letter = word_pack(word_version(word), state, q.owner)
+    cdef uint64_t job_id = load_relaxed_u64(&job_cell(q, index).job_id)
+    cdef Mailbox box
+    # C8: pairs with R3 and C9
+    if not cas_seq_cst_u64(cell_word(&q.cells, index), word, letter):
+        return OK
+    if queue_mailbox(q, job_id >> 48, &box):
+        return queue_deliver(q, &box, job_id, index, letter)
+    cell_synced(q, index)
+    letter_told(q, index, letter)
+    return OK
+
+
+cdef inline Code quarantine_job(Queue *q, uint64_t index, uint64_t word) noexcept nogil:
+    """A job that this process claimed as `word`, and whose bytes are not those that were handed in."""
+    finish_error(q, job_cell(q, index), index, snprintf(
+        <char *> result_area(q, index) + HEADER_OF_RESULT, q.result_bytes - HEADER_OF_RESULT,
+        "ExecutionError: the job's bytes were damaged (their CRC-32 is wrong); cell %u is quarantined", <unsigned int> index,
+    ))
+    return set_aside(q, index, word, QUARANTINED)
+
+
 cdef inline Code bury_job(Queue *q, uint64_t index, uint64_t died, uint64_t word, uint32_t pid, int32_t code) noexcept nogil:
     """A job taken over as `word` from a worker that had it as `died`: write down the death, put it back or make it a letter."""
     cdef JobCell *cell = job_cell(q, index)
     cdef Cause *cause
-    cdef Mailbox box
-    cdef uint64_t letter
     if cell.charged == job_charge(died) and cell.attempts > 0:
         cause = &cell.causes[(cell.attempts - 1) % CAUSES]
         cause.when_ns = <uint64_t> realtime_ns()
@@ -174,14 +198,7 @@ cdef inline Code bury_job(Queue *q, uint64_t index, uint64_t died, uint64_t word
     if cell.attempts == 0 or cell.attempts < cell.max_attempts:
         return queue_put_back(q, index, word)
     write_letter(q, cell, index)
-    letter = word_pack(word_version(word), DEAD, q.owner)
-    # C8: pairs with R3 and C9
-    if not cas_seq_cst_u64(cell_word(&q.cells, index), word, letter):
-        return OK
-    if queue_mailbox(q, cell.job_id >> 48, &box):
-        return queue_deliver(q, &box, cell.job_id, index, letter)
-    letter_told(q, index, letter)
-    return OK
+    return set_aside(q, index, word, DEAD)
 
 
 cdef inline bint rescue_taken(Queue *q, uint64_t index, uint64_t word, uint32_t pid, int32_t code) noexcept nogil:
@@ -210,7 +227,7 @@ cdef inline void rescue_undelivered(Queue *q, uint64_t index, uint64_t word) noe
     cdef Mailbox box
     cdef uint64_t job_id = load_relaxed_u64(&job_cell(q, index).job_id)
     if not queue_mailbox(q, job_id >> 48, &box):
-        if word_state(word) == DEAD:
+        if is_letter(word):
             letter_told(q, index, word)
         else:
             job_free_if(q, index, word)
@@ -249,7 +266,7 @@ cdef inline int64_t rescue_pass(
         if state == FREE:
             continue
         is_own = word_owner(word) == death.number
-        if (state == DONE or (state == DEAD and word_owner(word))) and (
+        if (state == DONE or (is_letter(word) and word_owner(word))) and (
             load_relaxed_u64(&job_cell(q, i).job_id) >> 48 == death.number
         ):
             # a result for the dead client, or for an earlier one of its number
@@ -274,7 +291,7 @@ cdef inline int64_t rescue_pass(
         elif state == RETRY and not seen[i]:
             found += 1
             rescue_unpublished(q, i, word)
-        elif state == DONE or state == DEAD:
+        elif state == DONE or is_letter(word):
             if not mail_is_marked:
                 mail_is_marked = True
                 if not mark_mailboxes(q, delivered):

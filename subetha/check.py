@@ -666,7 +666,7 @@ class _Cells:
         self.states = (words >> np.uint64(STATE_SHIFT)).astype(np.uint8) & np.uint8(0xF)
         self.owners = words & np.uint64(0xFFFF)
         self.versions: Words = words >> np.uint64(VERSION_SHIFT)
-        is_letter = (self.states == CellState.DEAD) & (self.owners != 0)
+        is_letter = np.isin(self.states, (CellState.DEAD, CellState.QUARANTINED)) & (self.owners != 0)
         self.untold: Flags = (self.states == CellState.DONE) | is_letter
 
     def where(self, condition: Flags) -> list[int]:

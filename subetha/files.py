@@ -26,6 +26,8 @@ NETWORK_FILE_SYSTEMS = frozenset(
 )
 """Where a mapping is not shared between machines, or locks do not tell who lives."""
 
+MEMORY_FILE_SYSTEMS = frozenset(("ramfs", "tmpfs"))
+
 
 def file_system_of(path: Path, mounts: str = "/proc/self/mounts") -> str:
     """Name of the file system that holds `path`, as the kernel's list of mounts has it ("" if it has none)."""
@@ -54,6 +56,12 @@ def refuse_network_file_system(directory: Path, mounts: str = "/proc/self/mounts
         )
 
 
+def boot_hash() -> int:
+    """What tells this boot of the machine from others: the first 8 bytes of the kernel's boot id."""
+    with open("/proc/sys/kernel/random/boot_id", "rb") as file:
+        return int.from_bytes(bytes.fromhex(file.read(36).decode().replace("-", ""))[:8], "little") or 1
+
+
 def create(
     path: Path,
     kind: Kind,
@@ -63,8 +71,10 @@ def create(
     cell_bytes: int = 0,
     payload_bytes: int = 0,
     extra: int = 0,
+    flags: int = 0,
     mode: int = 0o600,
     sparse_from: int | None = None,
+    durable: bool = False,
     fill: Callable[[Bytes], None] | None = None,
 ) -> None:
     """Create `path` of `size` bytes with its header and contents, all at once or not at all.
@@ -75,6 +85,8 @@ def create(
         Permission bits, kept under any umask.
     sparse_from : int, optional
         Offset in bytes from which no disk space is taken (the arena's data); default: space for all of it.
+    durable : bool
+        Return only when the file and its name are on the disk.
     fill : callable, optional
         Writes the rest of the contents into the mapped uint8 array of `size` bytes before the file has its name.
 
@@ -95,6 +107,7 @@ def create(
     header["capacity"] = capacity
     header["cell_bytes"] = cell_bytes
     header["payload_bytes"] = payload_bytes
+    header["flags"] = flags
     header["mode"] = mode
     header["created_ns"] = time.time_ns()
     header["extra"] = extra
@@ -109,11 +122,15 @@ def create(
         if fill is not None:
             fill(contents)
         del contents
+        if durable:
+            os.fsync(fd)
         if temporary is None:
             # a directory descriptor, though unused, makes CPython call linkat, which alone can follow the link to the file
             os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd, follow_symlinks=True)
         else:
             os.link(temporary, path)
+        if durable:
+            sync_directory(directory)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
             raise OSError(
@@ -130,6 +147,27 @@ def create(
         if temporary is not None:
             os.unlink(temporary)
         os.close(fd)
+
+
+def sync_directory(directory: bytes) -> None:
+    """Return when the names in a directory are on the disk."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def refuse_memory_file_system(directory: Path) -> None:
+    """Raise OSError (ENOTSUP) where what `directory` holds is gone with the power."""
+    name = file_system_of(directory)
+    if name in MEMORY_FILE_SYSTEMS:
+        raise OSError(
+            errno.ENOTSUP,
+            f"{name} is a file system in memory, which no power failure leaves; choose a directory on a disk, or "
+            "durability='process'",
+            os.fsdecode(directory),
+        )
 
 
 def _open_unnamed(directory: bytes, path: bytes) -> tuple[int, bytes | None]:
@@ -210,6 +248,15 @@ def _check_header(name: str, raw: bytes, header: np.void, kind: Kind) -> None:
     if header["kind"] != kind:
         found = Kind(header["kind"]).name if header["kind"] in list(Kind) else int(header["kind"])
         raise LayoutMismatch(f"{name}: expected a file of kind {kind.name}, found {found}; open it as what it is")
+
+
+def check_belongs(path: Path, created_ns: int, header: np.void) -> None:
+    """Raise LayoutMismatch where a file is not of the queue whose pool was made at `created_ns`."""
+    if int(header["extra"]) != created_ns:
+        raise LayoutMismatch(
+            f"{os.fsdecode(path)}: expected a file of the queue made at {created_ns} ns, found one of a queue made at "
+            f"{header['extra']} ns; put the right file back, or make a new queue"
+        )
 
 
 def check_size(path: Path, expected: int, found: int) -> None:

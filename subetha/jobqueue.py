@@ -14,19 +14,23 @@ import errno
 import os
 import zlib
 from collections import Counter
-from typing import NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from subetha import files
 from subetha._core import HeartbeatTable, JobClaim, QueueHandle
 from subetha.errors import LayoutMismatch, UnsupportedTransportFamily
 from subetha.layout import (
     CAUSES,
+    FLAG_DISK,
     GEOMETRY_NAMES,
     LINE,
+    LINES_OFFSET,
     MIN_BLOCK_BYTES,
     PARTICIPANT,
+    POOL_LINES,
     PRIORITIES,
     QUEUE_GEOMETRY,
     STATE_SHIFT,
@@ -37,6 +41,9 @@ from subetha.layout import (
     geometry_fault,
     reserve_of,
 )
+from subetha.reboot import bring_up
+
+Durability = Literal["process", "disk"]
 
 
 class QueueStats(NamedTuple):
@@ -114,6 +121,26 @@ class DeadLetter(NamedTuple):
     deaths: tuple[WorkerDeath, ...]
 
 
+class QuarantinedJob(NamedTuple):
+    """A job of a durable queue whose bytes are not those that were handed in; it will not run.
+
+    After a power failure such a cell may also be the trace of a job that was being handed in, and was not accepted yet.
+
+    Attributes
+    ----------
+    job_id : int
+        As the cell has it; it may be damaged, too.
+    cell : int
+        Its cell.
+    submitted_ns : int
+        When it was handed in, in ns since 1970, as the cell has it.
+    """
+
+    job_id: int
+    cell: int
+    submitted_ns: int
+
+
 class JobQueue(QueueHandle):
     """A queue directory, opened.
 
@@ -122,7 +149,7 @@ class JobQueue(QueueHandle):
     dropped; its jobs still run.
 
     Calls: `submit`, `cancel`, `try_recv`, `recv`, `recv_many`, `try_claim`, `claim`, `stats`, `cells`, `rescue`,
-    `dead_letters`, `retry_dead`, `drop_dead`, `repair`, `close`.
+    `dead_letters`, `retry_dead`, `drop_dead`, `quarantined`, `repair`, `close`.
     """
 
     @classmethod
@@ -136,6 +163,7 @@ class JobQueue(QueueHandle):
         participants: int = 1024,
         arena_bytes: int = 2**30,
         quota: int | None = None,
+        durability: Durability = "process",
         mode: int = 0o600,
         role: Role = Role.CLIENT,
     ) -> Self:
@@ -156,6 +184,9 @@ class JobQueue(QueueHandle):
             size is a multiple of it.
         quota : int, optional
             Cells that one client may hold; default: half of them.
+        durability : str
+            "process": an accepted job survives the death of any process. "disk": it survives the power, too. Then `submit`
+            returns when the job is on the disk, and a result or an `ack` is on the disk before anybody is told of it.
         mode : int
             Permission bits of the files, kept under any umask.
         role : Role
@@ -168,10 +199,10 @@ class JobQueue(QueueHandle):
         FileExistsError
             There is a queue already; it is untouched.
         OSError
-            No space, or no permission.
+            No space, or no permission; or the directory lies in memory (tmpfs), and the queue is to be durable.
         """
         geometry = _geometry(cells, job_bytes, result_bytes, participants, arena_bytes, quota)
-        _create_pool(path, cells, geometry, mode)
+        _create_pool(path, cells, geometry, _flags(durability), mode)
         return cls.open(path, role=role)
 
     @classmethod
@@ -190,9 +221,12 @@ class JobQueue(QueueHandle):
             No queue there.
         LayoutMismatch
             Files of another layout version, cut, damaged, or of different queues.
+        TimeoutError
+            The machine was started anew, and another process has been bringing the queue up for a minute.
         """
         if not readonly:
             _complete(path)
+            bring_up(path)
         return cls._attach(path, readonly, role)
 
     @classmethod
@@ -206,6 +240,7 @@ class JobQueue(QueueHandle):
         participants: int = 1024,
         arena_bytes: int = 2**30,
         quota: int | None = None,
+        durability: Durability = "process",
         mode: int = 0o600,
         role: Role = Role.CLIENT,
     ) -> Self:
@@ -217,18 +252,19 @@ class JobQueue(QueueHandle):
             It exists with other numbers. Otherwise as `create` and `open`.
         """
         geometry = _geometry(cells, job_bytes, result_bytes, participants, arena_bytes, quota)
+        flags = _flags(durability)
         try:
             queue = cls.open(path, role=role)
         except FileNotFoundError:
             # another process may be faster: then its queue is opened
             with contextlib.suppress(FileExistsError):
-                _create_pool(path, cells, geometry, mode)
+                _create_pool(path, cells, geometry, flags, mode)
             queue = cls.open(path, role=role)
-        asked = (cells, *(int(geometry[name]) for name in GEOMETRY_NAMES))
-        found = (queue.cells_total, *(int(getattr(queue, name)) for name in GEOMETRY_NAMES))
+        asked = (cells, durability, *(int(geometry[name]) for name in GEOMETRY_NAMES))
+        found = (queue.cells_total, queue.durability, *(int(getattr(queue, name)) for name in GEOMETRY_NAMES))
         if asked != found:
             queue.close()
-            names = ("cells", *GEOMETRY_NAMES)
+            names = ("cells", "durability", *GEOMETRY_NAMES)
             differing = ", ".join(
                 f"{name} {a} (found {f})" for name, a, f in zip(names, asked, found, strict=True) if a != f
             )
@@ -283,8 +319,15 @@ class JobQueue(QueueHandle):
     def dead_letters(self) -> list[DeadLetter]:
         """List the jobs that ended after their last attempt, with every death that is remembered. Does not block."""
         cells = self.cells()
-        states = (cells["word"] >> STATE_SHIFT).astype(np.uint8) & 0xF
-        return [_letter(cell) for cell in cells[states == CellState.DEAD]]
+        return [_letter(cell) for cell in cells[_states(cells) == CellState.DEAD]]
+
+    def quarantined(self) -> list[QuarantinedJob]:
+        """List the jobs of a durable queue whose bytes were found damaged; `drop_dead` drops them. Does not block."""
+        cells = self.cells()
+        return [
+            QuarantinedJob(int(cells["job_id"][n]), n, int(cells["submitted_ns"][n]))
+            for n in np.flatnonzero(_states(cells) == CellState.QUARANTINED).tolist()
+        ]
 
     @property
     def submit_side(self) -> "SubmitSide":
@@ -368,6 +411,11 @@ class ResultSide:
         return self._queue._pop_frame(timeout)
 
 
+def _states(cells: npt.NDArray[np.void]) -> npt.NDArray[np.uint8]:
+    found: npt.NDArray[np.uint8] = (cells["word"] >> STATE_SHIFT).astype(np.uint8) & 0xF
+    return found
+
+
 def _letter(cell: np.void) -> DeadLetter:
     attempts = int(cell["attempts"])
     kept = min(attempts, CAUSES)
@@ -420,6 +468,12 @@ def _geometry(
     return found
 
 
+def _flags(durability: str) -> int:
+    if durability not in ("process", "disk"):
+        raise ValueError(f"durability: expected 'process' or 'disk', found {durability!r}")
+    return FLAG_DISK if durability == "disk" else 0
+
+
 def _make_directory(directory: bytes, mode: int) -> None:
     """A directory as private, or as open to its group, as the files in it; these take its group then."""
     permissions = 0o700 | (0o2070 if mode & 0o070 else 0)
@@ -427,11 +481,16 @@ def _make_directory(directory: bytes, mode: int) -> None:
     os.chmod(directory, permissions)
 
 
-def _create_pool(path: files.Path, cells: int, geometry: np.void, mode: int) -> None:
+def _create_pool(path: files.Path, cells: int, geometry: np.void, flags: int, mode: int) -> None:
     """The pool decides: who links it first has made the queue."""
     directory = os.fsencode(path)
+    parent = os.path.dirname(os.path.abspath(directory))
+    if flags & FLAG_DISK:
+        files.refuse_memory_file_system(directory)
     try:
         _make_directory(directory, mode)
+        if flags & FLAG_DISK:
+            files.sync_directory(parent)
     except FileExistsError:
         if not os.path.isdir(directory):
             raise NotADirectoryError(
@@ -440,6 +499,7 @@ def _create_pool(path: files.Path, cells: int, geometry: np.void, mode: int) -> 
 
     def fill(contents: files.Bytes) -> None:
         contents[LINE : 2 * LINE] = np.frombuffer(geometry.tobytes(), np.uint8)
+        contents[LINES_OFFSET : LINES_OFFSET + POOL_LINES.itemsize].view(POOL_LINES)["boot"] = files.boot_hash()
 
     _, stride, size = QueueHandle._pool_sizes(cells, int(geometry["job_bytes"]), int(geometry["result_bytes"]))
     files.create(
@@ -449,7 +509,9 @@ def _create_pool(path: files.Path, cells: int, geometry: np.void, mode: int) -> 
         capacity=cells,
         cell_bytes=stride,
         payload_bytes=int(geometry["job_bytes"]),
+        flags=flags,
         mode=mode,
+        durable=bool(flags & FLAG_DISK),
         fill=fill,
     )
 
@@ -498,4 +560,5 @@ def _complete(path: files.Path) -> None:
                 extra=int(header["created_ns"]),
                 mode=int(header["mode"]),
                 sparse_from=sparse_from,
+                durable=bool(int(header["flags"]) & FLAG_DISK),
             )

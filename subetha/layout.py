@@ -6,6 +6,8 @@ All numbers are little-endian; lines that several processes write are 128 bytes 
 """
 
 import enum
+import struct
+import zlib
 from typing import NamedTuple
 
 import numpy as np
@@ -125,6 +127,9 @@ FILE_HEADER = np.dtype(
 )
 """Written once; the CRC-32 is over the bytes before it."""
 
+FLAG_DISK = 1
+"""`FILE_HEADER["flags"]` of a pool: what was accepted survives the power, too."""
+
 RING_LINES = np.dtype(
     {
         "names": ["tail", "head", "items", "due", "space"],
@@ -137,13 +142,14 @@ RING_LINES = np.dtype(
 
 POOL_LINES = np.dtype(
     {
-        "names": ["items", "space", "deadline"],
-        "formats": ["<u4", "<u4", "<u8"],
-        "offsets": [0, HOT_LINE, 2 * HOT_LINE],
-        "itemsize": 3 * HOT_LINE,
+        "names": ["items", "space", "deadline", "boot"],
+        "formats": ["<u4", "<u4", "<u8", "<u8"],
+        "offsets": [0, HOT_LINE, 2 * HOT_LINE, 3 * HOT_LINE],
+        "itemsize": 4 * HOT_LINE,
     }
 )
-"""Waiters for jobs and for room; `deadline` is when a running job may be out of time (monotonic ns), 0: none is known."""
+"""Waiters for jobs and for room; `deadline` is when a running job may be out of time (monotonic ns), 0: none is known;
+`boot` names the boot of the machine that the queue was brought up in (`reboot.py`)."""
 
 QUEUE_GEOMETRY = np.dtype(
     [
@@ -269,6 +275,34 @@ def geometry_fault(cells: int, geometry: dict[str, int]) -> str | None:
 def cell_word(version: int, state: int, owner: int) -> int:
     """Pack a cell's state word: version 44 bits, state 4, owner 16."""
     return (version & VERSION_MASK) << VERSION_SHIFT | state << STATE_SHIFT | owner
+
+
+def block_linked(cell: int, version: int) -> int:
+    """Pack the word of a block that belongs to a cell's job: version 40 bits, cell 20, state 4."""
+    return (version << 24 | cell << 4 | BlockState.LINKED) & (1 << 64) - 1
+
+
+_JOB_NUMBERS = struct.Struct("<QQQHB")
+
+
+def job_crc32(job_id: int, length: int, timeout_ns: int, max_attempts: int, priority: int, *frame: bytes | memoryview) -> int:
+    """What `JOB_CELL["job_crc32"]` is in a durable queue: over what says what to run, and its frame's bytes where they lie.
+
+    Never 0, which says that there is none. The cell's version is not part of it: a put-back changes that, and must not have
+    to change two words at once.
+    """
+    crc = zlib.crc32(_JOB_NUMBERS.pack(job_id, length, timeout_ns, max_attempts, priority))
+    for part in frame:
+        crc = zlib.crc32(part, crc)
+    return crc or 1
+
+
+def result_crc32(*frame: bytes | memoryview) -> int:
+    """What `JOB_CELL["result_crc32"]` is in a durable queue, over the result's frame. 0: none was made, as for the core's own errors."""
+    crc = 0
+    for part in frame:
+        crc = zlib.crc32(part, crc)
+    return crc or 1
 
 
 def align(value: int, step: int) -> int:

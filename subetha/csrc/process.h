@@ -18,6 +18,7 @@
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -71,6 +72,16 @@ static void futex_wait_u32(uint32_t *word, uint32_t value, int64_t ns)
 static int futex_wake_u32(uint32_t *word, int most)
 {
     return (int)syscall(SYS_futex, word, FUTEX_WAKE, most, NULL, NULL, 0);
+}
+
+/* ---- the disk ---- */
+
+/* Returns when the mapped bytes are on the disk: 0, or errno. */
+static int sync_bytes(const void *from, uint64_t length)
+{
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    uintptr_t start = (uintptr_t)from / page * page;
+    return msync((void *)start, (uintptr_t)from + length - start, MS_SYNC) == 0 ? 0 : errno;
 }
 
 /* ---- locks ---- */
