@@ -285,7 +285,9 @@ def block_linked(cell: int, version: int) -> int:
 _JOB_NUMBERS = struct.Struct("<QQQHB")
 
 
-def job_crc32(job_id: int, length: int, timeout_ns: int, max_attempts: int, priority: int, *frame: bytes | memoryview) -> int:
+def job_crc32(
+    job_id: int, length: int, timeout_ns: int, max_attempts: int, priority: int, *frame: bytes | memoryview
+) -> int:
     """What `JOB_CELL["job_crc32"]` is in a durable queue: over what says what to run, and its frame's bytes where they lie.
 
     Never 0, which says that there is none. The cell's version is not part of it: a put-back changes that, and must not have
@@ -298,7 +300,7 @@ def job_crc32(job_id: int, length: int, timeout_ns: int, max_attempts: int, prio
 
 
 def result_crc32(*frame: bytes | memoryview) -> int:
-    """What `JOB_CELL["result_crc32"]` is in a durable queue, over the result's frame. 0: none was made, as for the core's own errors."""
+    """What `JOB_CELL["result_crc32"]` is in a durable queue: over the result's frame; never 0, which the core's own errors have."""
     crc = 0
     for part in frame:
         crc = zlib.crc32(part, crc)

@@ -25,7 +25,7 @@ LIBC.memcpy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 LIBC.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
 
 TRACEME, PEEKUSER, POKEUSER, CONT, SINGLESTEP, DETACH, SEIZE, INTERRUPT = 0, 3, 6, 7, 9, 17, 0x4206, 0x4207
-RIP = 16 * 8  # offsets in struct user of x86-64
+RIP, RAX, RDI, RSI = 16 * 8, 10 * 8, 14 * 8, 13 * 8  # offsets in struct user of x86-64
 DEBUG_REGISTERS = 848
 PR_SET_PDEATHSIG = 1
 WALL = 0x40000000
@@ -192,14 +192,16 @@ class Tracee:
                 os.waitpid(task, WALL)
                 self.frozen.append(task)
 
-    def trace(self, watched, at_change=None):
-        """Single-step the call to its end; its Points. `at_change(point)` is called where the watched files have changed.
+    def trace(self, watched, at_change=None, at_kernel=None):
+        """Single-step the call to its end; its Points. `at_change(point)` is called where the watched files have changed, and
+        `at_kernel(number, first, second)`, with the number and arguments of a system call, after it.
 
         Points are all instructions inside the extension module, and those elsewhere (libc) at which the files have changed.
         """
         start, end, module = self.text.core
         points, seen, kinds = [], {}, {}
         before, is_written, after_kernel = 0, False, False
+        asked = None
         with open(f"/proc/{self.pid}/mem", "rb", 0) as memory:
             while True:
                 LIBC.ptrace(SINGLESTEP, self.pid, 0, 0)
@@ -208,6 +210,9 @@ class Tracee:
                 rip = self.rip()
                 if rip == before:
                     continue  # a repeated string instruction is one
+                if asked is not None:
+                    at_kernel(*asked)
+                    asked = None
                 hit = seen[rip] = seen.get(rip, 0) + 1
                 is_core = start <= rip < end
                 changed = is_written and watched.changed()
@@ -225,6 +230,8 @@ class Tracee:
                     is_written = not name.startswith(("python", "libpython"))
                     kinds[rip] = (os.pread(memory.fileno(), 2, rip) == SYSCALL, is_written)
                 is_kernel, is_written = kinds[rip]
+                if is_kernel and at_kernel is not None:
+                    asked = [ptrace(PEEKUSER, self.pid, register) for register in (RAX, RDI, RSI)]
                 after_kernel = after_kernel or is_kernel
                 before = rip
 

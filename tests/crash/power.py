@@ -1,0 +1,283 @@
+"""A disk that loses its power: after every store into a durable queue's files, what may be on the disk, and what is made of it.
+
+A child runs jobs through a durable queue, single-stepped. The disk holds of every page (4096 bytes) what the last sync of it
+wrote, or anything that stood in it since. After each change and each sync some of these mixtures are drawn, opened as after a
+start of the machine, and held against what the child had been told: a job whose `submit` has returned is there once and whole,
+one whose end has been told is not, and the queue is sound.
+
+Prints one JSON object. Arguments: how many mixtures are drawn each time, and a seed.
+"""
+
+import contextlib
+import faulthandler
+import json
+import mmap
+import os
+import random
+import shutil
+import sys
+import tempfile
+from collections import Counter
+
+from ptrace import Tracee, Watched, why_not
+from queue_calls import answer, arguments, copy_sparse, named
+
+from subetha import files
+from subetha._core import decode_submit, encode_result
+from subetha.check import check_queue
+from subetha.errors import Empty
+from subetha.jobqueue import JobQueue
+from subetha.layout import LINES_OFFSET, POOL_LINES
+from subetha.pass_registry import Pass
+from subetha.wire import SUBMIT_HEADER_BYTES
+
+PAGE = 4096
+MSYNC = 26
+CELLS, LONG = 16, 5_000
+OPTIONS = {"participants": 8, "arena_bytes": 2**16}
+NAMES = [*"ABCDEFGHIJKLMNOP"]
+
+UNKNOWN, SUBMITTING, ACCEPTED, ENDING, ENDED = range(5)
+EXPECTED = {UNKNOWN: {0}, SUBMITTING: {0, 1}, ACCEPTED: {1}, ENDING: {0, 1}, ENDED: {0}}
+"""How often a job may be found, by what the child had been told of it."""
+
+
+class Story:
+    """What the child does, and a shared page on which it says how far it is with each job."""
+
+    def __init__(self, path):
+        self.path = path
+        self.page = mmap.mmap(-1, PAGE)
+
+    def setup(self):
+        """Whatever is long and of no interest under the stepper is done here."""
+        self.queue = JobQueue.open(self.path)
+        self.ids = {}
+        self.passes = {(name, length): Pass(1, arguments(name, length)) for name in NAMES for length in (40, LONG)}
+        self.results = {name: encode_result(0, answer(name, "w", LONG if name == "B" else 60)) for name in NAMES}
+        for length in (40, LONG):
+            self.queue.submit(self.passes["A", length])
+            self.claim()[1].reply(self.results["A"])
+            self.queue.recv(1)
+
+    def told(self):
+        return {name: self.page[n] for n, name in enumerate(NAMES)}
+
+    def _tell(self, name, how):
+        self.page[NAMES.index(name)] = how
+
+    def submit(self, name, length=40, **options):
+        self._tell(name, SUBMITTING)
+        self.ids[name] = self.queue.submit(self.passes[name, length], **options)
+        self._tell(name, ACCEPTED)
+
+    def claim(self):
+        claim = self.queue.try_claim()
+        claim.started()
+        return bytes(claim.payload[SUBMIT_HEADER_BYTES : SUBMIT_HEADER_BYTES + 1]).decode(), claim
+
+    @contextlib.contextmanager
+    def ending(self, name):
+        self._tell(name, ENDING)
+        yield
+        self._tell(name, ENDED)
+
+    def tell(self):
+        """Inline and in blocks, each way to end a job, and every cell and block used again by the next one."""
+        self.submit("A")
+        self.submit("B", LONG, priority=0)
+        self.submit("C")
+        name, claim = self.claim()
+        with self.ending(name):
+            claim.reply(self.results[name])
+        self.submit("D", LONG)
+        self.queue.recv(1)
+        name, claim = self.claim()
+        claim.release()
+        self.submit("E", LONG, priority=2)
+        name, claim = self.claim()
+        with self.ending(name):
+            claim.ack()
+        self.submit("F")
+        with self.ending("C"):
+            self.queue.cancel(self.ids["C"])
+        self.submit("G", LONG, priority=2)
+        with self.ending("D"):
+            self.queue.cancel(self.ids["D"])
+        self.submit("H", LONG)
+        name, claim = self.claim()
+        with self.ending(name):
+            claim.reply(self.results[name])
+        self.queue.recv(1)
+        self.submit("I")
+        self.claim()
+
+
+class Disk:
+    """What may be on the disk of each page of the queue's files, and mixtures of it."""
+
+    def __init__(self, path, draws, seed):
+        self.path, self.draws, self.random = path, draws, random.Random(seed)
+        self.maps = {}
+        for name in sorted(os.listdir(path)):
+            with open(os.path.join(path, name), "r+b") as file:
+                self.maps[name] = mmap.mmap(file.fileno(), 0)
+        self.where = tempfile.mkdtemp(
+            prefix="subetha-power-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        )
+        self.base = os.path.join(self.where, "base")
+        os.mkdir(self.base)
+        for name in self.maps:
+            copy_sparse(os.path.join(path, name), os.path.join(self.base, name))
+        self.now = {name: bytes(mapped) for name, mapped in self.maps.items()}
+        self.unsynced = {}
+        self.counts = Counter()
+
+    def note(self):
+        """Take what has changed since the last look as one more thing that may be on the disk."""
+        for name, mapped in self.maps.items():
+            old = self.now[name]
+            if mapped[:] == old:
+                continue
+            new = self.now[name] = bytes(mapped)
+            for at in range(0, len(new), PAGE):
+                page = new[at : at + PAGE]
+                if page != old[at : at + PAGE]:
+                    versions = self.unsynced.setdefault((name, at), [old[at : at + PAGE]])
+                    if page not in versions:
+                        versions.append(page)
+
+    def sync(self, name, start, end):
+        """These bytes of a file are on the disk: their pages are what they are now."""
+        self.note()
+        self.counts["syncs"] += 1
+        with open(os.path.join(self.base, name), "r+b") as file:
+            for at in range(start // PAGE * PAGE, end, PAGE):
+                if self.unsynced.pop((name, at), None) is not None:
+                    os.pwrite(file.fileno(), self.now[name][at : at + PAGE], at)
+
+    def mixtures(self):
+        """All pages as they are, all as they were synced, and some drawn."""
+        pages = list(self.unsynced.items())
+        yield {key: versions[-1] for key, versions in pages}
+        yield {}
+        for _ in range(self.draws):
+            yield {key: self.random.choice(versions) for key, versions in pages}
+
+    def fail(self, told):
+        """Lose the power now, in some of the ways it may go; each is opened and looked at."""
+        for mixture in self.mixtures():
+            self.counts["failures"] += 1
+            image = os.path.join(self.where, "image")
+            shutil.copytree(self.base, image, copy_function=copy_sparse)
+            for (name, at), page in mixture.items():
+                with open(os.path.join(image, name), "r+b") as file:
+                    os.pwrite(file.fileno(), page, at)
+            with open(os.path.join(image, "pool"), "r+b") as file:
+                # another boot of the machine
+                os.pwrite(file.fileno(), bytes(8), LINES_OFFSET + POOL_LINES.fields["boot"][1])
+            faults = look(image, told)
+            if faults:
+                raise AssertionError(
+                    f"{faults}; told {told}, {self.counts}, pages {[(key, len(v)) for key, v in self.unsynced.items()]}"
+                )
+            shutil.rmtree(image)
+
+    def close(self):
+        shutil.rmtree(self.where)
+
+
+def look(image, told):
+    """Open a disk as after a start of the machine, and run all of its jobs: what is wrong."""
+    faults = []
+    with JobQueue.open(image) as queue:
+        unsure = sum(how == SUBMITTING for how in told.values())
+        if len(queue.quarantined()) > unsure:
+            faults.append(f"quarantined: {queue.quarantined()}")
+        for job in queue.quarantined():
+            queue.drop_dead(job.job_id)
+        queue.submit(Pass(1, arguments("new")))
+        found = Counter()
+        while True:
+            try:
+                claim = queue.try_claim()
+            except Empty:
+                break
+            found[named(decode_submit(claim.payload)[1].args)] += 1
+            claim.ack()
+        if found.pop("new", 0) != 1:
+            faults.append("a new job was not run once")
+        faults += [
+            f"{name} was found {found[name]} times" for name, how in told.items() if found[name] not in EXPECTED[how]
+        ]
+        faults += [f"cells: {queue.stats().states}"] * (queue.stats().free != CELLS)
+    faults += check_queue(image, pause=0).faults
+    return faults
+
+
+def areas_of(pid, path):
+    """Where the queue's files lie in the memory of a process: start, end, name, offset in the file."""
+    with open(f"/proc/{pid}/maps") as lines:
+        for line in lines:
+            fields = line.split(None, 5)
+            if len(fields) == 6 and os.path.dirname(fields[5].strip()) == path:
+                start, end = (int(n, 16) for n in fields[0].split("-"))
+                yield start, end, os.path.basename(fields[5].strip()), int(fields[2], 16)
+
+
+def run(directory, draws, seed):
+    path = os.path.join(directory, "queue")
+    JobQueue.create(path, CELLS, durability="disk", **OPTIONS).close()
+    story = Story(path)
+    disk = Disk(path, draws, seed)
+    tracee = Tracee(story.setup, story.tell)
+    try:
+        tracee.freeze_others()
+        areas = list(areas_of(tracee.pid, path))
+        disk.note()
+
+        def at_change(_point):
+            disk.counts["changes"] += 1
+            disk.note()
+            disk.fail(story.told())
+
+        def at_kernel(number, first, second):
+            if number != MSYNC:
+                return
+            for start, end, name, offset in areas:
+                if start <= first < end:
+                    disk.sync(name, first - start + offset, first - start + offset + second)
+                    disk.fail(story.told())
+                    return
+            raise RuntimeError(f"a sync of {first:#x}, which is no file of the queue")
+
+        tracee.trace(Watched([(os.path.join(path, name), 0) for name in disk.maps]), at_change, at_kernel)
+        if isinstance(tracee.value, Exception):
+            raise tracee.value
+        disk.fail(story.told())
+        if set(story.told().values()) != {UNKNOWN, ACCEPTED, ENDED}:
+            raise AssertionError(f"the story was not told to its end: {story.told()}")
+    finally:
+        tracee.kill()
+        disk.close()
+    return disk.counts
+
+
+def main(draws, seed):
+    why = why_not()
+    directory = tempfile.mkdtemp(prefix="subetha-power-")
+    try:
+        where = files.file_system_of(directory)
+        if why is None and where in files.MEMORY_FILE_SYSTEMS:
+            why = f"{directory} lies in memory ({where}); set TMPDIR to a directory on a disk"
+        if why is not None:
+            print(json.dumps({"why_not": why}))
+            return
+        print(json.dumps(run(directory, draws, seed)))
+    finally:
+        shutil.rmtree(directory)
+
+
+if __name__ == "__main__":
+    faulthandler.enable()
+    main(int(sys.argv[1]), int(sys.argv[2]))
