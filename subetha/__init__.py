@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from subetha.failover import iter_in_flight_bits as iter_in_flight_bits
     from subetha.jobqueue import DeadLetter as DeadLetter
     from subetha.jobqueue import JobQueue as JobQueue
+    from subetha.jobqueue import QuarantinedJob as QuarantinedJob
     from subetha.jobqueue import QueueStats as QueueStats
     from subetha.layout import HeartbeatSnapshot as HeartbeatSnapshot
     from subetha.layout import Role as Role
@@ -70,7 +71,7 @@ _MODULE_OF = {
         "PayloadTooLarge ResultTooLarge SchedError SubethaError TableFull TransportError UnknownClosureId "
         "UnsupportedTransportFamily WorkerDied",
         "failover": "FailoverWatchdog ReclaimReport iter_in_flight_bits",
-        "jobqueue": "DeadLetter JobQueue QueueStats",
+        "jobqueue": "DeadLetter JobQueue QuarantinedJob QueueStats",
         "layout": "HeartbeatSnapshot Role",
         "pass_registry": "PassRegistry PassResult execute is_registered register registered_count unregister",
         "scheduler": "BackgroundScheduler ResultCollector Submitter WorkerLoop",

@@ -530,7 +530,7 @@ cdef inline uint64_t queue_cancel(Queue *q, uint64_t job_id) noexcept nogil:
 
 
 cdef inline uint64_t queue_drop_letter(Queue *q, uint64_t job_id) noexcept nogil:
-    """DEAD, QUARANTINED -> FREE; how many letters of that job there were. One that its submitter has not been told of ends when it is."""
+    """DEAD, QUARANTINED -> FREE; how many such there were. One that its submitter has not been told of ends when it is."""
     cdef uint64_t i, word, block
     cdef uint64_t n = 0
     for i in range(q.cells.count):

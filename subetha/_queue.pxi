@@ -347,7 +347,7 @@ cdef class QueueHandle(Mapped):
 
     @cython.final
     cdef uint32_t frame_crc32(self, Frame *frame, uint64_t area, object job) except? 0:
-        """The CRC-32 of a durable queue's frame as it will lie in an area of that many bytes or in a block; `job` as in job_crc32."""
+        """The CRC-32 of a durable queue's frame, as it will lie in its area or in a block; `job`: the numbers of job_crc32."""
         cdef const uint8_t *header = frame.header
         if not self.queue.is_durable:
             return 0
@@ -357,14 +357,14 @@ cdef class QueueHandle(Mapped):
             PyBytes_FromStringAndSize(<const char *> header, frame.header_length),
             PyMemoryView_FromMemory(<char *> frame.data, frame.data_length, PyBUF_READ),
         )
-        return layout.result_crc32(*parts) if job is None else layout.job_crc32(*job, *parts)
+        return layout.result_crc32(*parts) if job is None else layout.job_crc32(job, *parts)
 
     @cython.final
     cdef bint job_is_whole(self, uint64_t index, const uint8_t *data, uint64_t length) except -1:
         """Are a claimed job's bytes those that were handed in, as far as a durable queue can tell?"""
         cdef JobCell *cell = job_cell(&self.queue, index)
         return not self.queue.is_durable or cell.job_crc32 == layout.job_crc32(
-            cell.job_id, length, cell.timeout_ns, cell.max_attempts, cell.priority,
+            (cell.job_id, length, cell.timeout_ns, cell.max_attempts, cell.priority),
             PyMemoryView_FromMemory(<char *> data, length, PyBUF_READ),
         )
 

@@ -412,7 +412,7 @@ class ResultSide:
 
 
 def _states(cells: npt.NDArray[np.void]) -> npt.NDArray[np.uint8]:
-    found: npt.NDArray[np.uint8] = (cells["word"] >> STATE_SHIFT).astype(np.uint8) & 0xF
+    found: npt.NDArray[np.uint8] = (cells["word"] >> STATE_SHIFT).astype(np.uint8) & np.uint8(0xF)
     return found
 
 

@@ -282,24 +282,26 @@ def block_linked(cell: int, version: int) -> int:
     return (version << 24 | cell << 4 | BlockState.LINKED) & (1 << 64) - 1
 
 
-_JOB_NUMBERS = struct.Struct("<QQQHB")
+CHECKED_NUMBERS = ("job_id", "job_length", "timeout_ns", "max_attempts", "priority")
+"""Fields of a JOB_CELL that its `job_crc32` is over, before the frame's bytes."""
+_CHECKED = struct.Struct("<QQQHB")
+
+Bytes = bytes | memoryview
 
 
-def job_crc32(
-    job_id: int, length: int, timeout_ns: int, max_attempts: int, priority: int, *frame: bytes | memoryview
-) -> int:
-    """What `JOB_CELL["job_crc32"]` is in a durable queue: over what says what to run, and its frame's bytes where they lie.
+def job_crc32(numbers: tuple[int, ...], *frame: Bytes) -> int:
+    """What `JOB_CELL["job_crc32"]` is in a durable queue: over CHECKED_NUMBERS and the frame's bytes where they lie.
 
     Never 0, which says that there is none. The cell's version is not part of it: a put-back changes that, and must not have
     to change two words at once.
     """
-    crc = zlib.crc32(_JOB_NUMBERS.pack(job_id, length, timeout_ns, max_attempts, priority))
+    crc = zlib.crc32(_CHECKED.pack(*numbers))
     for part in frame:
         crc = zlib.crc32(part, crc)
     return crc or 1
 
 
-def result_crc32(*frame: bytes | memoryview) -> int:
+def result_crc32(*frame: Bytes) -> int:
     """What `JOB_CELL["result_crc32"]` is in a durable queue: over the result's frame; never 0, which the core's own errors have."""
     crc = 0
     for part in frame:

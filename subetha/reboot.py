@@ -32,6 +32,7 @@ from subetha import files
 from subetha._core import HeartbeatTable, QueueHandle, punch_hole
 from subetha.layout import (
     ARENA_LINES,
+    CHECKED_NUMBERS,
     FLAG_DISK,
     JOB_CELL,
     LINES_OFFSET,
@@ -238,8 +239,8 @@ class _Queue:
         frame = self._frame(index, cell)
         if frame is None:
             return False
-        numbers = (int(cell[name]) for name in ("job_id", "job_length", "timeout_ns", "max_attempts", "priority"))
-        return not self.is_durable or int(cell["job_crc32"]) == job_crc32(*numbers, frame.data)
+        numbers = tuple(int(cell[name]) for name in CHECKED_NUMBERS)
+        return not self.is_durable or int(cell["job_crc32"]) == job_crc32(numbers, frame.data)
 
     def _frame(self, index: int, cell: np.void) -> files.Bytes | None:
         length, block = int(cell["job_length"]), int(cell["job_block"])
