@@ -9,8 +9,8 @@ locked), then CASes the status to USED. `last_seen_epoch` is written by beats, t
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from subetha._atomics cimport cas_acq_rel_u64, cas_seq_cst_u64, load_acquire_u64, load_seq_cst_u64, store_relaxed_u32, \
-    store_relaxed_u64, store_release_u64
+from subetha._atomics cimport cas_seq_cst_u64, load_acquire_u32, load_acquire_u64, load_seq_cst_u64, store_release_u32, \
+    store_release_u64
 from subetha._layout cimport EMPTY, LOST, OK, SLOT_FREE, SLOT_USED, Code, Participant
 
 ctypedef struct Records:
@@ -40,14 +40,15 @@ cdef inline Code record_join(
     cdef uint64_t seen = load_acquire_u64(&record.status)
     if status_state(seen) != SLOT_FREE:
         return LOST
-    store_relaxed_u32(&record.pid, pid)
-    store_relaxed_u32(&record.role, role)
-    store_relaxed_u64(&record.last_seen_epoch, epoch)
-    store_relaxed_u64(&record.in_flight_bitmap, 0)
-    store_relaxed_u64(&record.completed, 0)
-    store_relaxed_u64(&record.boot_hash, boot_hash)
-    store_relaxed_u64(&record.started_ns, now)
-    store_relaxed_u64(&record.runs, 0)
+    # T1: pairs with T2; a snapshot of the last registration that reads one of these must see that it has ended (H3)
+    store_release_u32(&record.pid, pid)
+    store_release_u32(&record.role, role)
+    store_release_u64(&record.last_seen_epoch, epoch)
+    store_release_u64(&record.in_flight_bitmap, 0)
+    store_release_u64(&record.completed, 0)
+    store_release_u64(&record.boot_hash, boot_hash)
+    store_release_u64(&record.started_ns, now)
+    store_release_u64(&record.runs, 0)
     status[0] = status_pack(status_incarnation(seen) + 1, SLOT_USED)
     # H1: pairs with H2
     return OK if cas_seq_cst_u64(&record.status, seen, status[0]) else LOST
@@ -67,9 +68,9 @@ cdef inline Code record_snapshot(Participant *record, Participant *copy) noexcep
         status = load_seq_cst_u64(&record.status)
         if status_state(status) != SLOT_USED:
             return EMPTY
-        copy.pid = record.pid
-        copy.role = record.role
         # T2: pairs with T1 and T3
+        copy.pid = load_acquire_u32(&record.pid)
+        copy.role = load_acquire_u32(&record.role)
         copy.last_seen_epoch = load_acquire_u64(&record.last_seen_epoch)
         copy.in_flight_bitmap = load_acquire_u64(&record.in_flight_bitmap)
         copy.completed = load_acquire_u64(&record.completed)
