@@ -8,6 +8,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from subetha._atomics cimport (
     cas_seq_cst_u32, cpu_pause, fence_after_rmw, fence_seq_cst, fetch_or_seq_cst_u32, load_seq_cst_u32, private_get,
+    private_set,
 )
 from subetha._layout cimport CLOSED, EMPTY, FULL, OK, SIGNAL, TIMEOUT, WAITERS_BIT, WAKE_STEP, Code
 
@@ -88,9 +89,10 @@ cdef inline void wake_many(uint32_t *word, int n) noexcept nogil:
 cdef inline bint is_time_to_look(int64_t *looked_ns) noexcept nogil:
     """Once in five seconds for each handle that is about to sleep: a hint that is wrong and yet plausible must not last."""
     cdef int64_t now = monotonic_ns()
-    if now - looked_ns[0] < LOOK_PERIOD_MS * <int64_t> 1000000:
+    # several threads may wait on one handle
+    if now - private_get(looked_ns) < LOOK_PERIOD_MS * <int64_t> 1000000:
         return False
-    looked_ns[0] = now
+    private_set(looked_ns, now)
     return True
 
 

@@ -62,13 +62,15 @@ static inline void cpu_pause(void)
 #endif
 }
 
-/* Process-private counters of a handle: the GIL orders them where there is one. */
+/* Process-private counters of a handle: the GIL orders those who write where there is one, but others read without it. */
 static inline int64_t private_add(int64_t *p, int64_t v)
 {
 #ifdef Py_GIL_DISABLED
     return __atomic_add_fetch(p, v, __ATOMIC_SEQ_CST);
 #else
-    return *p += v;
+    int64_t sum = __atomic_load_n(p, __ATOMIC_RELAXED) + v;
+    __atomic_store_n(p, sum, __ATOMIC_RELAXED);
+    return sum;
 #endif
 }
 
