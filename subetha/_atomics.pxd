@@ -1,12 +1,13 @@
 """Named atomic operations of csrc/atomics.h."""
 
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 cdef extern from "atomics.h" nogil:
     uint64_t load_relaxed_u64(const uint64_t *p)
     uint64_t load_acquire_u64(const uint64_t *p)
     uint64_t load_seq_cst_u64(const uint64_t *p)
     uint8_t load_relaxed_u8(const uint8_t *p)
+    uint16_t load_relaxed_u16(const uint16_t *p)
     uint32_t load_relaxed_u32(const uint32_t *p)
     uint32_t load_acquire_u32(const uint32_t *p)
     uint32_t load_seq_cst_u32(const uint32_t *p)
@@ -14,6 +15,9 @@ cdef extern from "atomics.h" nogil:
     void store_release_u64(uint64_t *p, uint64_t v)
     void store_release_u32(uint32_t *p, uint32_t v)
     void store_relaxed_u32(uint32_t *p, uint32_t v)
+    void store_relaxed_u16(uint16_t *p, uint16_t v)
+    void store_relaxed_u8(uint8_t *p, uint8_t v)
+    void copy_unowned(void *to, const void *from_, uint64_t length)
     bint cas_acq_rel_u64(uint64_t *p, uint64_t expected, uint64_t desired)
     bint cas_seq_cst_u64(uint64_t *p, uint64_t expected, uint64_t desired)
     bint cas_seq_cst_u32(uint32_t *p, uint32_t expected, uint32_t desired)

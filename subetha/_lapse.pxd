@@ -12,9 +12,9 @@ In a durable queue the disk has each step before the next one.
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcpy
 
-from subetha._atomics cimport cas_seq_cst_u64, fence_seq_cst, load_acquire_u64, load_relaxed_u64
+from subetha._atomics cimport cas_seq_cst_u64, copy_unowned, fence_seq_cst, load_acquire_u64, load_relaxed_u64, \
+    store_relaxed_u32, store_relaxed_u64
 from subetha._blocks cimport block_allocate, block_data, block_link, block_of
 from subetha._cells cimport (
     cell_publish, cell_word, cells_acquire, word_is_one_of, word_owner, word_pack, word_state, word_version,
@@ -22,7 +22,7 @@ from subetha._cells cimport (
 from subetha._layout cimport CLAIMABLE, COLLECTABLE, DONE, FENCED, OK, OVERDUE, RETRY, TAKEN, JobCell
 from subetha._queue cimport (
     LEVELS, Mailbox, Queue, block_synced, cell_synced, deadline_put, job_area, job_cell, job_free_if, job_level, queue_deliver,
-    queue_mailbox, queue_publish_back,
+    queue_mailbox, queue_publish_back, result_write,
 )
 from subetha._recovery cimport mark_mailboxes, rescue_undelivered, rescue_unpublished, write_timeout
 from subetha._repair cimport refs_call_for_repair, refs_mark_all
@@ -38,10 +38,24 @@ cdef inline bint copy_block(
     cdef uint8_t *data = block_of(&q.arena, load_relaxed_u64(&original.job_block), length, from_index, word_version(word))
     if data == NULL or block_allocate(&q.arena, &q.cells, length, q.block_owner, &block) != OK:
         return False
-    memcpy(block_data(&q.arena, block), data, length)
-    copy.job_block = block
+    copy_unowned(block_data(&q.arena, block), data, length)
+    store_relaxed_u64(&copy.job_block, block)
     block_link(&q.arena, block, index, version)
     return block_synced(q, block, length)
+
+
+cdef inline void copy_header(JobCell *copy, JobCell *original) noexcept nogil:
+    """All but the word, and without what belongs to the original's claim."""
+    cdef uint64_t *to = <uint64_t *> copy
+    cdef uint64_t *source = <uint64_t *> original
+    cdef size_t i
+    for i in range(1, sizeof(JobCell) // sizeof(uint64_t)):
+        store_relaxed_u64(&to[i], load_relaxed_u64(&source[i]))
+    result_write(copy, 0, 0, 0)
+    store_relaxed_u64(&copy.job_block, 0)
+    store_relaxed_u32(&copy.charged, 0)
+    store_relaxed_u64(&copy.deadline_ns, 0)
+    store_relaxed_u64(&copy.progress, 0)
 
 
 cdef inline bint copy_job(Queue *q, uint64_t from_index, uint64_t word, uint64_t *index, uint64_t *waits) noexcept nogil:
@@ -53,13 +67,9 @@ cdef inline bint copy_job(Queue *q, uint64_t from_index, uint64_t word, uint64_t
     if cells_acquire(&q.cells, 0, &hint, q.owner, index, &writing) != OK:
         return False
     copy = job_cell(q, index[0])
-    memcpy(&copy.job_id, &original.job_id, sizeof(JobCell) - sizeof(uint64_t))
-    copy.job_length = load_relaxed_u64(&original.job_length)
-    copy.result_length = copy.result_block = copy.job_block = 0
-    copy.charged = 0
-    copy.deadline_ns = copy.progress = 0
+    copy_header(copy, original)
     if load_relaxed_u64(&original.job_block) == 0:
-        memcpy(job_area(q, index[0]), job_area(q, from_index), q.job_bytes)
+        copy_unowned(job_area(q, index[0]), job_area(q, from_index), q.job_bytes)
     elif not copy_block(q, original, from_index, word, index[0], word_version(writing)):
         job_free_if(q, index[0], writing)
         return False

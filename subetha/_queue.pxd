@@ -14,16 +14,18 @@ that the job can be run from. References, mailboxes and block links are found ag
 
 A job id is client number 16 | incarnation 16 | sequence 32. A job's bytes stay untouched until its cell is freed.
 
+Others read some of a cell's fields before its word tells them whether these count: all are written by relaxed stores.
+
 What a death leaves: WRITING, TAKEN or COLLECTED with a dead owner; READY or RETRY that no place leads to; DONE that its
 client's mailbox does not hold; blocks OWNED by the dead, or linked to versions that have passed.
 """
 
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from subetha._atomics cimport (
-    cas_acq_rel_u64, cas_seq_cst_u64, load_acquire_u32, load_acquire_u64, load_relaxed_u8, load_relaxed_u64,
-    private_get, private_set, store_relaxed_u64,
+    cas_acq_rel_u64, cas_seq_cst_u64, load_acquire_u32, load_acquire_u64, load_relaxed_u8, load_relaxed_u16, load_relaxed_u32,
+    load_relaxed_u64, private_get, private_set, store_relaxed_u8, store_relaxed_u16, store_relaxed_u32, store_relaxed_u64,
 )
 from subetha._blocks cimport Arena, block_allocate, block_data, block_free, block_link, block_of, block_relink
 from subetha._cells cimport (
@@ -121,23 +123,37 @@ cdef inline void deadline_put(Queue *q, uint64_t deadline) noexcept nogil:
             return
 
 
+cdef inline void cause_write(Cause *cause, uint64_t when_ns, uint32_t pid, int32_t code) noexcept nogil:
+    store_relaxed_u64(&cause.when_ns, when_ns)
+    store_relaxed_u32(&cause.pid, pid)
+    store_relaxed_u32(<uint32_t *> &cause.code, <uint32_t> code)
+
+
 cdef inline void job_start(Queue *q, JobCell *cell, uint64_t word) noexcept nogil:
     """Count an attempt, once a claim; from here on its time runs."""
-    cdef Cause *cause
-    if cell.charged != job_charge(word):
+    cdef uint64_t now
+    cdef uint64_t deadline = 0
+    cdef uint16_t attempts
+    if load_relaxed_u32(&cell.charged) != job_charge(word):
         # in this order: a death in between has charged, and nobody releases after a death. First what is known of the death,
         # should this be the one: its rescuer may die before it writes more
-        cause = &cell.causes[cell.attempts % CAUSES]
-        cause.when_ns = <uint64_t> realtime_ns()
-        cause.pid = q.pid
-        cause.code = UNKNOWN_CAUSE
-        cell.attempts += 1
-        cell.started_ns = cause.when_ns
-        cell.deadline_ns = 0
+        attempts = load_relaxed_u16(&cell.attempts)
+        now = <uint64_t> realtime_ns()
+        cause_write(&cell.causes[attempts % CAUSES], now, q.pid, UNKNOWN_CAUSE)
+        store_relaxed_u16(&cell.attempts, attempts + 1)
+        store_relaxed_u64(&cell.started_ns, now)
         if cell.timeout_ns:
-            cell.deadline_ns = <uint64_t> monotonic_ns() + cell.timeout_ns
-            deadline_put(q, cell.deadline_ns)
-        cell.charged = job_charge(word)
+            deadline = <uint64_t> monotonic_ns() + cell.timeout_ns
+        store_relaxed_u64(&cell.deadline_ns, deadline)
+        if deadline:
+            deadline_put(q, deadline)
+        store_relaxed_u32(&cell.charged, job_charge(word))
+
+
+cdef inline void result_write(JobCell *cell, uint64_t block, uint64_t length, uint32_t crc32) noexcept nogil:
+    store_relaxed_u64(&cell.result_block, block)
+    store_relaxed_u64(&cell.result_length, length)
+    store_relaxed_u32(&cell.result_crc32, crc32)
 
 
 cdef inline bint queue_mailbox(Queue *q, uint64_t number, Mailbox *box) noexcept nogil:
@@ -280,20 +296,22 @@ cdef inline Code queue_submit(
         cell_free_if(&q.cells, index, word)
         wake_one(&q.lines.space)
         return code
-    cell.job_id = job_id
-    cell.job_length = frame.header_length + frame.data_length
-    cell.result_length = 0
-    cell.job_block = block
-    cell.result_block = 0
-    cell.job_crc32 = frame.crc32
-    cell.result_crc32 = 0
-    cell.attempts = 0
-    cell.max_attempts = max_attempts
-    cell.priority = level
-    cell.timeout_ns = timeout_ns
-    cell.submitted_ns = <uint64_t> realtime_ns()
-    cell.started_ns = cell.due_ns = cell.deadline_ns = cell.progress = 0
-    cell.cancel = cell.charged = 0
+    store_relaxed_u64(&cell.job_id, job_id)
+    store_relaxed_u64(&cell.job_length, frame.header_length + frame.data_length)
+    result_write(cell, 0, 0, 0)
+    store_relaxed_u64(&cell.job_block, block)
+    store_relaxed_u32(&cell.job_crc32, frame.crc32)
+    store_relaxed_u16(&cell.attempts, 0)
+    store_relaxed_u16(&cell.max_attempts, <uint16_t> max_attempts)
+    store_relaxed_u8(&cell.priority, <uint8_t> level)
+    store_relaxed_u64(&cell.timeout_ns, timeout_ns)
+    store_relaxed_u64(&cell.submitted_ns, <uint64_t> realtime_ns())
+    store_relaxed_u64(&cell.started_ns, 0)
+    store_relaxed_u64(&cell.due_ns, 0)
+    store_relaxed_u64(&cell.deadline_ns, 0)
+    store_relaxed_u64(&cell.progress, 0)
+    store_relaxed_u32(&cell.cancel, 0)
+    store_relaxed_u32(&cell.charged, 0)
     cell_publish(&q.cells, index, word, READY)
     code = NOT_SYNCED
     if cell_synced(q, index):
@@ -417,9 +435,9 @@ cdef inline Code queue_put_back(Queue *q, uint64_t index, uint64_t word) noexcep
         return LOST
     if block:
         block_relink(&q.arena, block, index, word_version(word))
-    if cell.charged == job_charge(word):
-        cell.charged = 0
-        cell.attempts -= 1
+    if load_relaxed_u32(&cell.charged) == job_charge(word):
+        store_relaxed_u32(&cell.charged, 0)
+        store_relaxed_u16(&cell.attempts, load_relaxed_u16(&cell.attempts) - 1)
     # C6: pairs with R3
     if not cas_seq_cst_u64(cell_word(&q.cells, index), word, back):
         return LOST
@@ -474,9 +492,7 @@ cdef inline Code queue_finish(
     cdef Code code = frame_store(q, frame, result_area(q, index), q.result_bytes, index, word_version(word), &block)
     if code != OK:
         return code
-    cell.result_block = block
-    cell.result_length = frame.header_length + frame.data_length
-    cell.result_crc32 = frame.crc32
+    result_write(cell, block, frame.header_length + frame.data_length, frame.crc32)
     # C8: pairs with R3 and C9 of the client
     if not cas_seq_cst_u64(cell_word(&q.cells, index), word, done):
         if block:
@@ -524,7 +540,7 @@ cdef inline uint64_t queue_cancel(Queue *q, uint64_t job_id) noexcept nogil:
     cdef uint64_t n = 0
     for i in range(q.cells.count):
         word = load_acquire_u64(cell_word(&q.cells, i))
-        if word_is_one_of(word, 1 << READY | 1 << RETRY | 1 << PARKED) and job_cell(q, i).job_id == job_id:
+        if word_is_one_of(word, 1 << READY | 1 << RETRY | 1 << PARKED) and load_relaxed_u64(&job_cell(q, i).job_id) == job_id:
             n += job_free_if(q, i, word)
     return n
 
@@ -535,7 +551,7 @@ cdef inline uint64_t queue_drop_letter(Queue *q, uint64_t job_id) noexcept nogil
     cdef uint64_t n = 0
     for i in range(q.cells.count):
         word = load_acquire_u64(cell_word(&q.cells, i))
-        if not is_letter(word) or job_cell(q, i).job_id != job_id:
+        if not is_letter(word) or load_relaxed_u64(&job_cell(q, i).job_id) != job_id:
             continue
         if word_owner(word) == 0:
             block = load_relaxed_u64(&job_cell(q, i).job_block)
@@ -564,14 +580,14 @@ cdef inline Code queue_retry_letter(Queue *q, uint64_t job_id) noexcept nogil:
         for _tries in range(8):
             # again where its submitter is just being told
             word = load_acquire_u64(cell_word(&q.cells, i))
-            if word_state(word) != DEAD or cell.job_id != job_id:
+            if word_state(word) != DEAD or load_relaxed_u64(&cell.job_id) != job_id:
                 break
             mine = word_pack(word_version(word) + 1, TAKEN, q.owner)
             block_relink(&q.arena, load_relaxed_u64(&cell.job_block), i, word_version(word))
             # C6: pairs with R3
             if cas_seq_cst_u64(cell_word(&q.cells, i), word, mine):
-                cell.attempts = 0
-                cell.charged = 0
+                store_relaxed_u16(&cell.attempts, 0)
+                store_relaxed_u32(&cell.charged, 0)
                 code = queue_put_back(q, i, mine)
                 cell_synced(q, i)
                 return code
@@ -588,7 +604,9 @@ cdef inline uint64_t queue_count_held(Queue *q, uint32_t states) noexcept nogil:
     cdef uint64_t i
     cdef uint64_t n = 0
     for i in range(q.cells.count):
-        if job_cell(q, i).job_id >> 32 == q.client and word_is_one_of(load_acquire_u64(cell_word(&q.cells, i)), states):
+        if load_relaxed_u64(&job_cell(q, i).job_id) >> 32 != q.client:
+            continue
+        if word_is_one_of(load_acquire_u64(cell_word(&q.cells, i)), states):
             n += 1
     return n
 

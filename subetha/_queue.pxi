@@ -13,9 +13,12 @@ cdef str QUOTA_TEXT = (
 )
 
 
-cdef inline void copy_frame(bytes data, uint8_t *header, const uint8_t *frame, uint64_t length) noexcept:
+cdef inline void copy_frame(bytes data, uint8_t *header, const uint8_t *frame, uint64_t length, bint owned) noexcept:
     """A result frame's header and data; nothing where it is damaged (NULL)."""
-    if frame != NULL:
+    if frame != NULL and not owned:
+        copy_unowned(header, frame, RESULT_HEADER)
+        copy_unowned(PyBytes_AS_STRING(data), frame + RESULT_HEADER, length - RESULT_HEADER)
+    elif frame != NULL:
         memcpy(header, frame, RESULT_HEADER)
         memcpy(PyBytes_AS_STRING(data), frame + RESULT_HEADER, length - RESULT_HEADER)
 
@@ -547,10 +550,10 @@ cdef class QueueHandle(Mapped):
         cdef uint64_t i
         cdef set held = set()
         for i in range(self.queue.cells.count):
-            if job_cell(&self.queue, i).job_id >> 32 == self.queue.client and word_state(
+            if load_relaxed_u64(&job_cell(&self.queue, i).job_id) >> 32 == self.queue.client and word_state(
                 load_acquire_u64(cell_word(&self.queue.cells, i))
             ) != FREE:
-                held.add(<uint32_t> job_cell(&self.queue, i).job_id)
+                held.add(<uint32_t> load_relaxed_u64(&job_cell(&self.queue, i).job_id))
         self.pending &= held
         return 0
 
@@ -972,8 +975,8 @@ cdef class QueueHandle(Mapped):
                 return raise_code(code, self.file_path, "")
             cell = job_cell(&self.queue, ref.cell)
             job_id = load_relaxed_u64(&cell.job_id)
-            was_run_again = cell.attempts > 1
-            crc = cell.result_crc32
+            was_run_again = load_relaxed_u16(&cell.attempts) > 1
+            crc = load_relaxed_u32(&cell.result_crc32)
             length = load_relaxed_u64(&cell.result_length)
             data = frame_at(
                 &self.queue, result_area(&self.queue, ref.cell), self.queue.result_bytes, length,
@@ -986,7 +989,7 @@ cdef class QueueHandle(Mapped):
             copy = PyBytes_FromStringAndSize(NULL, length - RESULT_HEADER)
             if is_letter(ref.word):
                 # the letter stays where it is; who has told its submitter is decided after the copy
-                copy_frame(copy, header, data, length)
+                copy_frame(copy, header, data, length, False)
                 if not letter_told(&self.queue, ref.cell, ref.word):
                     continue
                 is_first = self.ended(<uint32_t> job_id)
@@ -996,7 +999,7 @@ cdef class QueueHandle(Mapped):
                 # C9: pairs with C8; one collector wins
                 if not cas_seq_cst_u64(cell_word(&self.queue.cells, ref.cell), ref.word, collected):
                     continue
-                copy_frame(copy, header, data, length)
+                copy_frame(copy, header, data, length, True)
                 # before the cell is free, so that a submitter woken by that finds its quota
                 is_first = self.ended(<uint32_t> job_id)
                 job_free_if(&self.queue, ref.cell, collected)

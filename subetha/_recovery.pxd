@@ -29,8 +29,9 @@ from subetha._layout cimport (
 )
 from subetha._process cimport realtime_ns, wake_some
 from subetha._queue cimport (
-    CAUSES, LEVELS, UNKNOWN_CAUSE, Mailbox, Queue, cell_synced, is_letter, job_cell, job_charge, job_free_if, job_level,
-    letter_told, queue_deliver, queue_delivered, queue_mailbox, queue_publish_back, queue_put_back, result_area,
+    CAUSES, LEVELS, UNKNOWN_CAUSE, Mailbox, Queue, cause_write, cell_synced, is_letter, job_cell, job_charge, job_free_if,
+    job_level, letter_told, queue_deliver, queue_delivered, queue_mailbox, queue_publish_back, queue_put_back, result_area,
+    result_write,
 )
 from subetha._repair cimport (
     cell_mend, refs_call_for_repair, refs_mark, refs_mark_all, refs_mend, refs_mended,
@@ -133,9 +134,7 @@ cdef inline void finish_error(Queue *q, JobCell *cell, uint64_t index, int lengt
     at[4] = STATUS_OF_ERROR
     at[5] = length & 0xFF
     at[6] = length >> 8
-    cell.result_block = 0
-    cell.result_crc32 = 0
-    cell.result_length = HEADER_OF_RESULT + length
+    result_write(cell, 0, HEADER_OF_RESULT + length, 0)
 
 
 cdef inline void write_timeout(Queue *q, JobCell *cell, uint64_t index) noexcept nogil:
@@ -189,12 +188,8 @@ cdef inline Code quarantine_job(Queue *q, uint64_t index, uint64_t word) noexcep
 cdef inline Code bury_job(Queue *q, uint64_t index, uint64_t died, uint64_t word, uint32_t pid, int32_t code) noexcept nogil:
     """A job taken over as `word` from a worker that had it as `died`: write down the death, put it back or make it a letter."""
     cdef JobCell *cell = job_cell(q, index)
-    cdef Cause *cause
     if cell.charged == job_charge(died) and cell.attempts > 0:
-        cause = &cell.causes[(cell.attempts - 1) % CAUSES]
-        cause.when_ns = <uint64_t> realtime_ns()
-        cause.pid = pid
-        cause.code = code
+        cause_write(&cell.causes[(cell.attempts - 1) % CAUSES], <uint64_t> realtime_ns(), pid, code)
     if cell.attempts == 0 or cell.attempts < cell.max_attempts:
         return queue_put_back(q, index, word)
     write_letter(q, cell, index)

@@ -3,11 +3,13 @@
 #define SUBETHA_ATOMICS_H
 
 #include <stdint.h>
+#include <string.h>
 
 static inline uint64_t load_relaxed_u64(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 static inline uint64_t load_acquire_u64(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 static inline uint64_t load_seq_cst_u64(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_SEQ_CST); }
 static inline uint8_t load_relaxed_u8(const uint8_t *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
+static inline uint16_t load_relaxed_u16(const uint16_t *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 static inline uint32_t load_relaxed_u32(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 static inline uint32_t load_acquire_u32(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 static inline uint32_t load_seq_cst_u32(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_SEQ_CST); }
@@ -16,6 +18,8 @@ static inline void store_relaxed_u64(uint64_t *p, uint64_t v) { __atomic_store_n
 static inline void store_release_u64(uint64_t *p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 static inline void store_release_u32(uint32_t *p, uint32_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 static inline void store_relaxed_u32(uint32_t *p, uint32_t v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
+static inline void store_relaxed_u16(uint16_t *p, uint16_t v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
+static inline void store_relaxed_u8(uint8_t *p, uint8_t v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
 
 static inline int cas_acq_rel_u64(uint64_t *p, uint64_t expected, uint64_t desired)
 {
@@ -36,6 +40,24 @@ static inline uint64_t fetch_add_acq_rel_u64(uint64_t *p, uint64_t v) { return _
 static inline uint64_t fetch_or_acq_rel_u64(uint64_t *p, uint64_t v) { return __atomic_fetch_or(p, v, __ATOMIC_ACQ_REL); }
 static inline uint64_t fetch_and_acq_rel_u64(uint64_t *p, uint64_t v) { return __atomic_fetch_and(p, v, __ATOMIC_ACQ_REL); }
 static inline uint32_t fetch_or_seq_cst_u32(uint32_t *p, uint32_t v) { return __atomic_fetch_or(p, v, __ATOMIC_SEQ_CST); }
+
+/* What may be written meanwhile: of use only where a later look at the word decides whether it counts. */
+static inline uint64_t load_unowned_u64(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
+static inline uint8_t load_unowned_u8(const uint8_t *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
+
+static inline void copy_unowned(void *to, const void *from, uint64_t length)
+{
+    uint8_t *out = to;
+    const uint8_t *in = from;
+    for (; length > 0 && (uintptr_t)in % 8 != 0; length--)
+        *out++ = load_unowned_u8(in++);
+    for (; length >= 8; length -= 8, in += 8, out += 8) {
+        uint64_t word = load_unowned_u64((const uint64_t *)in);
+        memcpy(out, &word, 8);
+    }
+    for (; length > 0; length--)
+        *out++ = load_unowned_u8(in++);
+}
 
 /* Orders everything before an atomic read-modify-write with every load after it. The locked instruction of x86 does that by itself. */
 static inline void fence_after_rmw(void)
