@@ -1,0 +1,165 @@
+"""Runs the worlds of _stress.pyx, each for some seconds, and says what they did, one line of JSON each.
+
+Exit code 1: a message or job was lost, doubled or torn, or something was left behind. What a sanitizer reports is its own.
+"""
+
+import argparse
+import contextlib
+import json
+import mmap
+import os
+import sys
+import tempfile
+import threading
+import time
+
+import _stress
+import numpy as np
+
+from subetha import HeartbeatTable, JobQueue, SharedRing
+from subetha._core import QueueHandle
+from subetha.layout import RING_PARTICIPANTS, reserve_of
+
+RING_NAMES = ["back-0", "back-1", "back-2", "submit-0", "submit-1", "submit-2"]
+
+
+@contextlib.contextmanager
+def mapped(*paths):
+    """The contents of each file, writable, and a descriptor of each."""
+    fds = [os.open(path, os.O_RDWR) for path in paths]
+    try:
+        yield [np.frombuffer(mmap.mmap(fd, 0), np.uint8) for fd in fds], fds
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def run_roles(world, seconds, *roles):
+    """Every role at once, each in a thread that waits for all others; `stop` after some seconds."""
+    barrier = threading.Barrier(len(roles))
+    failures = []
+
+    def run(role, arguments):
+        barrier.wait()
+        try:
+            role(*arguments)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(role, arguments)) for role, *arguments in roles]
+    for thread in threads:
+        thread.start()
+    time.sleep(seconds)
+    world.stop()
+    for thread in threads:
+        thread.join()
+    for failure in failures:
+        raise failure
+
+
+def ring(folder, seconds, capacity, payload=56):
+    path = os.path.join(folder, f"ring-{capacity}")
+    SharedRing.create(path, capacity, payload_bytes=payload).close()
+    sizes = SharedRing._sizes(capacity, payload, RING_PARTICIPANTS)
+    with mapped(path) as ((contents,), (fd,)):
+        world = _stress.RingWorld(contents, fd, sizes, capacity, payload, RING_PARTICIPANTS, 2)
+        shared = _stress.Handle(world)
+        run_roles(
+            world,
+            seconds,
+            (world.produce, 0, 11),
+            (world.produce, 1, 12),
+            (world.consume, 13),
+            (world.consume, 14, shared),
+            (world.consume, 15, shared),
+            (world.die_again_and_again, 16),
+            (world.look_after, 17),
+        )
+        shared.leave()
+        counts = world.finish(18)
+        world.close()
+        return counts, world.found_faults
+
+
+def table(folder, seconds, slots=4):
+    path = os.path.join(folder, "table")
+    HeartbeatTable.create(path, slots).close()
+    with mapped(path) as ((contents,), (fd,)):
+        world = _stress.TableWorld(contents, fd, HeartbeatTable._sizes(slots), slots)
+        run_roles(
+            world,
+            seconds,
+            (world.take_part, 21),
+            (world.take_part, 22),
+            (world.take_part, 23),
+            (world.watch,),
+            (world.watch,),
+            (world.rescue,),
+        )
+        counts = world.finish()
+        world.close()
+        return counts, world.found_faults
+
+
+def queue(folder, seconds, cells, arena_bytes=2**16):
+    # gaps behind the areas of each cell, for AddressSanitizer
+    geometry = {"cells": cells, "job_bytes": 121, "result_bytes": 131, "participants": 12, "arena_bytes": arena_bytes}
+    directory = os.path.join(folder, f"queue-{cells}")
+    JobQueue.create(directory, **geometry).close()
+    geometry |= {"quota": cells, "reserve": reserve_of(cells)}
+    sizes = {
+        "pool": QueueHandle._pool_sizes(cells, geometry["job_bytes"], geometry["result_bytes"]),
+        "mail": QueueHandle._mail_sizes(cells, geometry["participants"]),
+        "arena": QueueHandle._arena_sizes(arena_bytes),
+        "table": HeartbeatTable._sizes(geometry["participants"]),
+    }
+    names = [*sizes, *RING_NAMES]
+    with mapped(*(os.path.join(directory, name) for name in names)) as (contents, fds):
+        files, descriptors = (dict(zip(names, values, strict=True)) for values in (contents, fds))
+        world = _stress.QueueWorld(files, descriptors, sizes, geometry, 2)
+        run_roles(
+            world,
+            seconds,
+            (world.serve, 31),
+            (world.serve, 32),
+            (world.work, 33, True),
+            (world.work, 34, True),
+            (world.die_again_and_again, 35),
+            (world.look_after, 36),
+            (world.fence, 37),
+        )
+        counts = world.finish(38)
+        world.close()
+        return counts, world.found_faults
+
+
+WORLDS = {
+    "ring-2": (ring, 2),
+    "ring-64": (ring, 64),
+    "table": (table,),
+    "queue-16": (queue, 16),
+    "queue-64": (queue, 64),
+}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("worlds", nargs="*", metavar="WORLD", help=f"of {', '.join(WORLDS)}; all of them unless given")
+    options = parser.parse_args()
+    if unknown := set(options.worlds) - set(WORLDS):
+        parser.error(f"expected some of {', '.join(WORLDS)}, found {', '.join(sorted(unknown))}")
+    broken = False
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        for name in options.worlds or WORLDS:
+            make, *arguments = WORLDS[name]
+            began = time.monotonic()
+            counts, faults = make(folder, options.seconds, *arguments)
+            seconds = round(time.monotonic() - began, 1)
+            print(json.dumps({"world": name, "seconds": seconds, "faults": faults, **counts}), flush=True)
+            broken = broken or faults > 0
+    return int(broken)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
