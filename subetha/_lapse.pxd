@@ -13,16 +13,16 @@ In a durable queue the disk has each step before the next one.
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
-from subetha._atomics cimport cas_seq_cst_u64, copy_unowned, fence_seq_cst, load_acquire_u64, load_relaxed_u64, \
-    store_relaxed_u32, store_relaxed_u64
+from subetha._atomics cimport cas_seq_cst_u64, copy_unowned, fence_seq_cst, load_acquire_u64, load_relaxed_u32, \
+    load_relaxed_u64, store_relaxed_u32, store_relaxed_u64
 from subetha._blocks cimport block_allocate, block_data, block_link, block_of
 from subetha._cells cimport (
     cell_publish, cell_word, cells_acquire, word_is_one_of, word_owner, word_pack, word_state, word_version,
 )
 from subetha._layout cimport CLAIMABLE, COLLECTABLE, DONE, FENCED, OK, OVERDUE, RETRY, TAKEN, JobCell
 from subetha._queue cimport (
-    LEVELS, Mailbox, Queue, block_synced, cell_synced, deadline_put, job_area, job_cell, job_free_if, job_level, queue_deliver,
-    queue_mailbox, queue_publish_back, result_write,
+    LEVELS, Mailbox, Queue, block_synced, cell_synced, deadline_put, job_area, job_cell, job_charge, job_free_if, job_level,
+    queue_deliver, queue_mailbox, queue_publish_back, result_write,
 )
 from subetha._recovery cimport mark_mailboxes, rescue_undelivered, rescue_unpublished, write_timeout
 from subetha._repair cimport refs_call_for_repair, refs_mark_all
@@ -168,12 +168,15 @@ cdef inline uint64_t queue_lapse(Queue *q, uint64_t number) noexcept nogil:
 cdef inline void queue_end_overdue(Queue *q, int64_t now) noexcept nogil:
     """Fence every job that has run out of time, and note when the next one will."""
     cdef uint64_t i, word, deadline
+    cdef JobCell *cell
     for i in range(q.cells.count):
         word = load_acquire_u64(cell_word(&q.cells, i))
         if word_state(word) != TAKEN:
             continue
-        deadline = load_relaxed_u64(&job_cell(q, i).deadline_ns)
-        if deadline == 0:
+        cell = job_cell(q, i)
+        deadline = load_relaxed_u64(&cell.deadline_ns)
+        if deadline == 0 or load_relaxed_u32(&cell.charged) != job_charge(word):
+            # not started by this claim: whoever has the job now has only claimed it, or buries who had it
             continue
         if deadline > <uint64_t> now or not fence_job(q, i, word, OVERDUE):
             deadline_put(q, deadline if deadline > <uint64_t> now else <uint64_t> now + 100000000)

@@ -145,9 +145,10 @@ cdef inline void job_start(Queue *q, JobCell *cell, uint64_t word) noexcept nogi
         if cell.timeout_ns:
             deadline = <uint64_t> monotonic_ns() + cell.timeout_ns
         store_relaxed_u64(&cell.deadline_ns, deadline)
-        if deadline:
-            deadline_put(q, deadline)
         store_relaxed_u32(&cell.charged, job_charge(word))
+        if deadline:
+            # last: the leader looks only at what is charged
+            deadline_put(q, deadline)
 
 
 cdef inline void result_write(JobCell *cell, uint64_t block, uint64_t length, uint32_t crc32) noexcept nogil:
@@ -438,6 +439,8 @@ cdef inline Code queue_put_back(Queue *q, uint64_t index, uint64_t word) noexcep
     if load_relaxed_u32(&cell.charged) == job_charge(word):
         store_relaxed_u32(&cell.charged, 0)
         store_relaxed_u16(&cell.attempts, load_relaxed_u16(&cell.attempts) - 1)
+    # the next claim's time has not begun
+    store_relaxed_u64(&cell.deadline_ns, 0)
     # C6: pairs with R3
     if not cas_seq_cst_u64(cell_word(&q.cells, index), word, back):
         return LOST

@@ -9,7 +9,7 @@ import pytest
 
 from subetha.errors import ExecutionError, HeartbeatError, JobTimeout, TransportError
 from subetha.jobqueue import JobQueue
-from subetha.layout import LINES_OFFSET, TABLE_LINES
+from subetha.layout import LINES_OFFSET, TABLE_LINES, VERSION_SHIFT
 from subetha.pass_registry import Pass
 from subetha.wire import encode_result
 
@@ -223,6 +223,43 @@ def test_the_time_of_a_job_runs_from_its_start_and_not_from_its_claim(make):
     claim = queue.claim(WAIT_S)
     claim.reply(encode_result(0, b"never started"))
     assert queue.recv(WAIT_S).result == b"never started"
+
+
+def test_the_time_that_an_earlier_start_used_up_is_not_held_against_the_next_claim(make, participant):
+    queue = make()
+    again = queue.submit(Pass(1, b"again"), timeout=0.2)
+    claim = queue.claim(WAIT_S)
+    claim.started()
+    claim.release()
+    claim = queue.claim(WAIT_S)
+    # the leader looks at every cell when it ends this one, whose deadline comes later and whose cell lies behind
+    other = queue.submit(Pass(1, b"other"), timeout=0.3)
+    worker = with_the_job_in_hand(participant)
+    assert queue.recv(WAIT_S).token == other
+    assert queue.overdue_pids() == {worker.pid}
+    claim.reply(encode_result(0, b"in time"))
+    result = queue.recv(WAIT_S)
+    assert (result.token, result.result) == (again, b"in time")
+    worker.kill()
+    all_is_free(queue)
+
+
+def test_a_job_taken_over_from_the_dead_is_not_overdue_for_who_took_it(make, participant, files_of):
+    queue = make()
+    queue.submit(Pass(1, b"again"), timeout=0.2)
+    claim = queue.claim(WAIT_S)
+    claim.started()
+    # as a rescuer leaves it between two steps: TAKEN with the next version, and with all that the dead one wrote
+    cells = files_of(queue.path).cells
+    cell = int(np.flatnonzero(cells["job_id"] == claim.job_id)[0])
+    cells["word"][cell] += np.uint64(1 << VERSION_SHIFT)
+    taken = int(cells["word"][cell])
+    queue.submit(Pass(1, b"other"), timeout=0.3)
+    worker = with_the_job_in_hand(participant)
+    assert isinstance(queue.recv(WAIT_S).result, JobTimeout)
+    assert (queue.overdue_pids(), int(cells["word"][cell])) == ({worker.pid}, taken)
+    cells["word"][cell] -= np.uint64(1 << VERSION_SHIFT)
+    claim.ack()
 
 
 # --- files taken away -------------------------------------------------------------------------------------------------
