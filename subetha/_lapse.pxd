@@ -21,8 +21,8 @@ from subetha._cells cimport (
 )
 from subetha._layout cimport CLAIMABLE, COLLECTABLE, DONE, FENCED, OK, OVERDUE, RETRY, TAKEN, JobCell
 from subetha._queue cimport (
-    LEVELS, Mailbox, Queue, block_synced, cell_synced, deadline_put, job_area, job_cell, job_charge, job_free_if, job_level,
-    queue_deliver, queue_mailbox, queue_publish_back, result_write,
+    LEVELS, Mailbox, Queue, block_synced, cell_synced, claim_lost, deadline_put, job_area, job_cell, job_charge, job_free_if,
+    job_level, queue_deliver, queue_mailbox, queue_publish_back, result_write,
 )
 from subetha._recovery cimport mark_mailboxes, rescue_undelivered, rescue_unpublished, write_timeout
 from subetha._repair cimport refs_call_for_repair, refs_mark_all
@@ -98,6 +98,7 @@ cdef inline void answer_overdue(Queue *q, uint64_t index, uint64_t waits) noexce
     write_timeout(q, cell, index)
     # C8: pairs with R3 and C9
     if not cas_seq_cst_u64(cell_word(&q.cells, index), taken, done):
+        claim_lost(q, index, taken)
         return
     if not queue_mailbox(q, cell.job_id >> 48, &box):
         job_free_if(q, index, done)

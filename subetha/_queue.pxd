@@ -38,7 +38,7 @@ from subetha._layout cimport (
     QUARANTINED, READY, RETRY, TAKEN, Cause, Code, JobCell, PoolLines, RingLines,
 )
 from subetha._process cimport is_time_to_look, monotonic_ns, realtime_ns, sync_bytes, wake_one
-from subetha._repair cimport refs_look
+from subetha._repair cimport refs_call_for_repair, refs_look
 from subetha._ring cimport Ref, Refs, refs_init, refs_pass, refs_peek, refs_publish
 
 cdef enum:
@@ -276,7 +276,8 @@ cdef inline Code queue_publish_job(Queue *q, uint64_t index, uint64_t version, u
             taken = word_pack(word_version(ref.word), TAKEN, q.owner)
             if cas_acq_rel_u64(cell_word(&q.cells, ref.cell), ref.word, taken):
                 refs_pass(&q.submit[level], &ref)
-                queue_put_back(q, ref.cell, taken)
+                if queue_give_back(q, ref.cell, taken) != OK:
+                    refs_call_for_repair(&q.back[level])
     return NO_PLACE
 
 
@@ -370,7 +371,10 @@ cdef inline bint queue_take_back(Queue *q, uint32_t level, Ref *ref) noexcept no
     retry = word_pack(word_version(taken) + 1, RETRY, q.owner)
     ref.word = retry
     # C6: pairs with R3
-    return cas_seq_cst_u64(cell_word(&q.cells, ref.cell), taken, retry)
+    if cas_seq_cst_u64(cell_word(&q.cells, ref.cell), taken, retry):
+        return True
+    claim_lost(q, ref.cell, taken)
+    return False
 
 
 cdef inline Code queue_press_back(Queue *q, uint32_t level, uint64_t version, uint64_t index) noexcept nogil:
@@ -454,6 +458,15 @@ cdef inline Code queue_end(Queue *q, uint64_t index, uint64_t word, bint back) n
     if back:
         return queue_put_back(q, index, word)
     return OK if job_free_if(q, index, word) else LOST
+
+
+cdef inline Code queue_give_back(Queue *q, uint64_t index, uint64_t word) noexcept nogil:
+    """`queue_put_back` where no claim would learn of a loss: a cell fenced meanwhile is freed, its job goes on elsewhere."""
+    cdef Code code = queue_put_back(q, index, word)
+    if code == LOST:
+        claim_lost(q, index, word)
+        return OK
+    return code
 
 
 cdef inline bint letter_told(Queue *q, uint64_t index, uint64_t word) noexcept nogil:
@@ -591,7 +604,7 @@ cdef inline Code queue_retry_letter(Queue *q, uint64_t job_id) noexcept nogil:
             if cas_seq_cst_u64(cell_word(&q.cells, i), word, mine):
                 store_relaxed_u16(&cell.attempts, 0)
                 store_relaxed_u32(&cell.charged, 0)
-                code = queue_put_back(q, i, mine)
+                code = queue_give_back(q, i, mine)
                 cell_synced(q, i)
                 return code
     return EMPTY

@@ -29,9 +29,9 @@ from subetha._layout cimport (
 )
 from subetha._process cimport realtime_ns, wake_some
 from subetha._queue cimport (
-    CAUSES, LEVELS, UNKNOWN_CAUSE, Mailbox, Queue, cause_write, cell_synced, is_letter, job_cell, job_charge, job_free_if,
-    job_level, letter_told, queue_deliver, queue_delivered, queue_mailbox, queue_publish_back, queue_put_back, result_area,
-    result_write,
+    CAUSES, LEVELS, UNKNOWN_CAUSE, Mailbox, Queue, cause_write, cell_synced, claim_lost, is_letter, job_cell, job_charge,
+    job_free_if, job_level, letter_told, queue_deliver, queue_delivered, queue_give_back, queue_mailbox, queue_publish_back,
+    result_area, result_write,
 )
 from subetha._repair cimport (
     cell_mend, refs_call_for_repair, refs_mark, refs_mark_all, refs_mend, refs_mended,
@@ -168,6 +168,7 @@ cdef inline Code set_aside(Queue *q, uint64_t index, uint64_t word, uint32_t sta
     cdef Mailbox box
     # C8: pairs with R3 and C9
     if not cas_seq_cst_u64(cell_word(&q.cells, index), word, letter):
+        claim_lost(q, index, word)
         return OK
     if queue_mailbox(q, job_id >> 48, &box):
         return queue_deliver(q, &box, job_id, index, letter)
@@ -191,7 +192,7 @@ cdef inline Code bury_job(Queue *q, uint64_t index, uint64_t died, uint64_t word
     if cell.charged == job_charge(died) and cell.attempts > 0:
         cause_write(&cell.causes[(cell.attempts - 1) % CAUSES], <uint64_t> realtime_ns(), pid, code)
     if cell.attempts == 0 or cell.attempts < cell.max_attempts:
-        return queue_put_back(q, index, word)
+        return queue_give_back(q, index, word)
     write_letter(q, cell, index)
     return set_aside(q, index, word, DEAD)
 
@@ -213,7 +214,7 @@ cdef inline void rescue_unpublished(Queue *q, uint64_t index, uint64_t word) noe
     cdef uint64_t mine = word_pack(word_version(word), TAKEN, q.owner)
     # C7: pairs with C5 and C6
     if cas_seq_cst_u64(cell_word(&q.cells, index), word, mine):
-        if queue_put_back(q, index, mine) != OK:
+        if queue_give_back(q, index, mine) != OK:
             refs_call_for_repair(&q.back[job_level(job_cell(q, index))])
 
 
