@@ -1,18 +1,25 @@
-/* Cells and references (docs/design/cells.md) in a small world: 1 producer, 1 or 2 consumers, 2 rescuers at once, 1 cell, 2 places.
+/* Cells and references (docs/design/cells.md) in a small world: 1 or 2 producers, 1 or 2 consumers, 2 rescuers at once, 1 or 2 cells.
    Any process may die or stop at any step, the rescuers too; several rescuers may work on the same victim. With -DREUSE somebody takes
    the number of a dead consumer as soon as its record is free, while a slow rescuer may still work on the dead one. At the end living
    rescuers run, then a drain: an accepted item has exactly one result, and every cell is free.
      spin -a -DREUSE -DNKS=1 -DMAXDEATHS=2 cells.pml && gcc -O1 -w -DSAFETY -DCOLLAPSE -o pan pan.c && ./pan -m400000
                                                   10.5 million states, no error
      -DREUSE -DNKS=1 -DMAXDEATHS=1                2.5 million, no error
+     -DTAKEOVER -DREUSE -DNKS=1 -DMAXDEATHS=1     3.3 million, no error: a queue's rescue, TAKEN(dead) -> TAKEN(me) -> RETRY(me), and
+                                                  RETRY(dead) -> TAKEN(me) -> RETRY(me); a ring's own goes to RETRY(me) at once
+     -DNP=2 -DNKS=1 -DNRES=1 -DMAXDEATHS=1        155 thousand, no error (two submitters and one cell)
+     -DNP=2 -DNC=2 -DRESERVE=1 -DCOPIES=1 -DNKS=1 -DNRES=0 -DMAXDEATHS=1
+                                                  242 thousand, no error (one cell is kept for who copies, who always finds it)
      -DMAXDEATHS=1 (2 consumers, no reuse)        NOT exhausted within 45 s
    Variants that must fail (with -DMAXDEATHS=2):
-     -DNOBUMP         a put-back keeps its version (a helper that judged the old place stale then frees a live reference: job lost)
+     -DNOBUMP         a put-back keeps its version (a helper that judged the old place stale then frees a live reference: job lost);
+                      also with -DTAKEOVER
      -DBROKEN_RETRY   a put-back job passes through READY (its rescuer dies unpublished: job lost)
      -DBROKEN_READY   a dead submitter's unpublished cell is left (cell leaked)
      -DBROKEN_NOINC -DREUSE -DNKS=1   a slow rescuer does not look at the record again after reading a word (takes the cell of
                       the number's new holder)
-   Not in it: mailboxes (mail.pml), the lapsed worker (lapsed.pml), several submitters, more cells, blocks, weak memory. */
+     -DBROKEN_RESERVE submitters take any cell (with the last world and no deaths: who copies finds none)
+   Not in it: mailboxes (mail.pml), the lapsed worker (lapsed.pml), attempts and letters (bury.pml), blocks, weak memory. */
 #ifdef NOBUMP
 #define BUMP
 #else
@@ -21,7 +28,7 @@
 #ifndef NC
 #define NC 1
 #endif
-#define R 2
+#define R (2*NC)
 #define FREE 0
 #define WRITING 1
 #define READY 2
@@ -31,7 +38,19 @@
 #ifndef NKS
 #define NKS 2
 #endif
-#define NITEM 1
+#ifndef NP
+#define NP 1             /* submitters */
+#endif
+#ifndef RESERVE
+#define RESERVE 0        /* cells below it are kept from submitters, for COPIES that never find none */
+#endif
+#ifndef COPIES
+#define COPIES 0
+#endif
+#ifndef NRES
+#define NRES 2           /* rescuers at once */
+#endif
+#define NITEM (NP+COPIES)
 typedef Cell { byte ver; byte st; byte own; byte dat };
 typedef Place { byte lap; bit occ; byte ver; byte idx };
 Cell c[NC]; Place p[R];
@@ -66,7 +85,9 @@ inline publish(me, i, v) {
 
 proctype producer(byte me; byte item) {
   byte i, v, pos, s, lap, pl, pv, pi; bit pf, ok, stale;
-  i = 0;
+#ifndef BROKEN_RESERVE
+  i = RESERVE;
+#endif
   do
   :: i == NC -> goto end
   :: else -> atomic { ok=0; if :: c[i].st==FREE -> c[i].st=WRITING; c[i].own=me; v=c[i].ver; ok=1 :: else fi }
@@ -88,6 +109,25 @@ die: skip;
 out: skip
 }
 
+#if COPIES>0
+/* takes a spare cell and puts its job back, as who copies a lapsed worker's: there always is one */
+proctype copier(byte me; byte item) {
+  byte i, v, pos, s, lap, pl, pv, pi; bit pf, ok, stale;
+  do
+  :: i == NC -> assert(0)
+  :: else -> MAYDIE(me); atomic { ok=0; if :: c[i].st==FREE -> c[i].st=WRITING; c[i].own=me; v=c[i].ver; ok=1 :: else fi }
+     if :: ok -> break :: else -> i++ fi
+  od;
+  MAYDIE(me);
+  c[i].dat = item;
+  MAYDIE(me);
+  atomic { c[i].st = RETRY };
+  MAYDIE(me);
+  ok=0; do :: ok -> break :: else -> publish(me, i, v) od;
+  accepted[item] = 1; atomic { if :: tail==pos -> tail=pos+1 :: else fi };
+die: fin[me]=1
+}
+#endif
 inline claim(me) {
   got = 0;
   do
@@ -182,7 +222,14 @@ again:
                  atomic { if :: c[i].ver==v && c[i].st==st && c[i].own==d -> c[i].st=FREE; c[i].ver=v+1; c[i].own=0 :: else fi }
 #endif
               :: !inring && st==RETRY ->
+#ifdef TAKEOVER
+                 /* a queue's: claimed, as anyone may, and put back */
+                 atomic { ok=0; if :: c[i].ver==v && c[i].st==st && c[i].own==d -> c[i].st=TAKEN; c[i].own=me; ok=1 :: else fi }
+                 MAYDIE(me);
+                 if :: ok -> atomic { assert(c[i].ver==v && c[i].st==TAKEN && c[i].own==me); c[i].st=RETRY; BUMP } :: else fi;
+#else
                  atomic { ok=0; if :: c[i].ver==v && c[i].st==st && c[i].own==d -> c[i].own=me; BUMP ok=1 :: else fi }
+#endif
                  MAYDIE(me);
                  if :: ok -> ok=0; do :: ok -> break :: else -> publish(me, i, v) od; atomic { if :: tail==pos -> tail=pos+1 :: else fi } :: else fi
               fi
@@ -190,7 +237,16 @@ again:
 #ifdef BROKEN_RETRY
               atomic { ok=0; if :: c[i].ver==v && c[i].st==st && c[i].own==d -> c[i].st=READY; c[i].own=me; ok=1 :: else fi }
 #else
+#ifdef TAKEOVER
+              /* a queue's: taken over, so that this one alone writes into the cell, then put back */
+              atomic { ok=0; if :: c[i].ver==v && c[i].st==st && c[i].own==d -> c[i].own=me; BUMP ok=1 :: else fi }
+              MAYDIE(me);
+              if :: ok -> atomic { assert(c[i].ver==v && c[i].st==TAKEN && c[i].own==me) } :: else fi;     /* writes down the death */
+              MAYDIE(me);
+              if :: ok -> atomic { assert(c[i].ver==v && c[i].st==TAKEN && c[i].own==me); c[i].st=RETRY; BUMP } :: else fi;
+#else
               atomic { ok=0; if :: c[i].ver==v && c[i].st==st && c[i].own==d -> c[i].st=RETRY; c[i].own=me; BUMP ok=1 :: else fi }
+#endif
 #endif
               MAYDIE(me);
               if :: ok -> ok=0; do :: ok -> break :: else -> publish(me, i, v) od; atomic { if :: tail==pos -> tail=pos+1 :: else fi } :: else fi
@@ -213,14 +269,25 @@ init {
   #ifdef REUSE
   run newcomer(3);
 #endif
-  atomic { run producer(1,0); run consumer(3,1);
+  atomic { run producer(1,0);
+#if NP>1
+    run producer(2,1);
+#endif
+    run consumer(3,1);
 #if NKS>1
     run consumer(4,1)
 #endif
+#if COPIES>0
+    run copier(4,NP)
+#endif
   }
   /* rescuers run beside and after */
+#if NRES>0
   run rescuer(R1);
+#endif
+#if NRES>1
   run rescuer(R2);
+#endif
 #ifdef REUSE
   (_nr_pr <= 2); norestart = 1;
 #endif

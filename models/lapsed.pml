@@ -1,20 +1,29 @@
-/* Lapsed and overdue workers in a small world: 1 client (submits, cancels, collects; immortal), a worker (2) that may be as slow as it likes or dead,
-   a healthy worker (3), 1 or 2 watchdogs that copy and fence, and rescue, and may die anywhere; 2 or 3 cells of which one is kept back from submitters.
-   The job area is two halves copied in two steps; collecting is one step a cell (mail.pml has the steps); `pub` is a reference to the cell's present version.
-   Checked: an accepted job gets a result or was cancelled; at most one is delivered when doubles are dropped by job id; nobody runs a torn job or writes into a cell
-   that is not its own TAKEN or FENCED; at the end every cell is free.
-     spin -a -DMAXDEATHS=1 lapsed.pml && gcc -O2 -w -DSAFETY -DCOLLAPSE -o pan pan.c && ./pan -m400000    4.6 million states, no error (3 s)
-     -DMAXDEATHS=2                                                   8.3 million, no error
-     -DMAXDEATHS=1 -DNC=3 -DNJ=2 -DNOTIMEOUT -DNOCANCEL              7.9 million, no error (a cell reused for another job)
-     -DMAXDEATHS=1 -DNC=3 -DNJ=2                                     54.8 million, no error (62 s; with cancel and timeouts)
-     two watchdogs (-DNWD=2): NOT exhausted; no error in the first 94 million states (1 death), 93 million (2 deaths), 41 million (-DTAKEOVER, 1 death)
-   Variants that must fail, and do within seconds (-DMAXDEATHS=1):
+/* Lapsed and overdue workers (subetha/_lapse.pxd, _recovery.pxd, _queue.pxd) in a small world: 1 client (submits, cancels, collects; immortal), a
+   worker (2) that may be as slow as it likes or dead, a healthy worker (3), 1 or 2 watchdogs at once that copy and fence, rescue, and may
+   die or be lapsed themselves at any step; with -DREUSE somebody (process 4) takes the number of the dead worker as soon as its record is free.
+   2 or 3 cells, of which the first is kept back from submitters. The job area is two halves copied in two steps; collecting is one step a cell
+   (mail.pml has the steps); `pub` is a reference to the cell's present version; a job's time runs (`late`) once a claim has started it.
+   Checked: an accepted job gets a result or was cancelled; at most one is delivered when doubles are dropped by job id; nobody runs a torn job
+   or writes into a cell that is not its own; nobody is called overdue for a claim that it has not started; at the end every cell is free.
+     spin -a -DMAXDEATHS=1 lapsed.pml && gcc -O1 -w -DSAFETY -DCOLLAPSE -o pan pan.c && ./pan -m1000000
+                                                        2.1 million states, no error
+     -DMAXDEATHS=1 -DNOCANCEL -DROUNDS=1 -DRELEASE      1.0 million (a worker may also give its job back)
+     two watchdogs, -DNWD=2 -DNOHEALTHY -DNOCANCEL -DROUNDS=0 with
+       -DMAXDEATHS=1                                    2.3 million
+       -DMAXDEATHS=2 -DNOTIMEOUT                        6.4 million
+       -DMAXDEATHS=1 -DNOTIMEOUT -DREUSE                6.4 million (and somebody takes the dead worker's number)
+   Variants that must fail:
      -DBROKEN_FENCEFIRST    fence, then copy (no spare cell, or dies between: job lost)
      -DBROKEN_TMO_NOCOPY    an overdue job is fenced without a copy (job lost: its cell is freed, nobody answers)
      -DBROKEN_CANCEL        cancel takes a waiting copy away and does not count that as cancelled (the original is then fenced: job lost)
      -DBROKEN_NOWITHDRAW    the copy is left when the fence fails (cell leaked)
-     -DBROKEN_NORECHECK -DNC=3 -DNJ=2   the copy becomes RETRY without a second look at the original's word (a torn job runs)
-   Not in it: mailbox steps, the client's death, attempts, blocks, weak memory. */
+     -DBROKEN_NORECHECK -DNJ=2 -DNOHEALTHY -DNOTIMEOUT -DNOCANCEL -DROUNDS=1   the copy becomes RETRY without a second look at the
+                            original's word (a torn job runs)
+     and with two watchdogs
+     -DBROKEN_NODROP        one watchdog fences the job that the other has in hand to put it back; that one does not free the cell (leaked)
+     -DBROKEN_NOCHARGE      a deadline counts whoever has the job now (the one that took it over from the dead is called overdue, and killed)
+     -DBROKEN_NOINC -DREUSE a slow rescuer does not look at the record again after reading a word (frees a cell of the number's new holder)
+   Not in it: mailbox steps, the client's death, attempts and letters (bury.pml), the ring of put-backs, blocks, weak memory. */
 #define FREE 0
 #define WRITING 1
 #define READY 2
@@ -22,8 +31,12 @@
 #define DONE 4
 #define RETRY 5
 #define FENCED 6
+#define OVERDUE 7
 #ifndef NC
 #define NC 2
+#endif
+#ifndef RESERVE
+#define RESERVE 1        /* cells below it are kept for copies */
 #endif
 #ifndef MAXDEATHS
 #define MAXDEATHS 1
@@ -34,24 +47,59 @@
 #ifndef NWD
 #define NWD 1
 #endif
-#ifndef NW
-#define NW 1
+#ifndef PASSES
+#define PASSES 1         /* how often a watchdog looks for the lapsed */
 #endif
-#define P 1      /* the client */
-#define W 2      /* the worker that may be slow or dead; 3: a healthy one */
-/* job area in two halves (so that a torn copy shows), pub: a reference with the present version has been published; tmo: a TimeoutError result */
-typedef Cell { byte ver; byte st; byte own; byte a; byte b; byte res; bit pub };
+#ifndef ROUNDS
+#define ROUNDS 3         /* how often the client collects meanwhile */
+#endif
+#define P 1              /* the client */
+#define W 2              /* number of the worker that may be slow or dead, and of who takes it over (process 4); 3: a healthy one */
+/* job area in two halves (so that a torn copy shows); chg: the claim that was started (its version + 1); res: the job, or a JobTimeout */
+typedef Cell { byte ver; byte st; byte own; byte a; byte b; byte res; byte chg; bit late; bit pub };
 Cell c[NC];
-byte deaths; bit dead[8]; bit resc[8];
-byte delivered[3]; bit accepted[3]; bit cancelled[3]; 
-bit over;
+/* records: number 2 has incarnations, whose processes are 2 and 4 */
+#define USED 0
+#define DYING 1
+#define UNUSED 2
+byte rec[8]; byte inc = 1;
+byte deaths; bit dead[8]; bit over;
+byte delivered[NJ+1]; bit accepted[NJ+1]; bit cancelled[NJ+1];
 #define ALIVE if :: dead[me] -> goto die :: else fi
 #define WORD(i,v,s,o) (c[i].ver==v && c[i].st==s && c[i].own==o)
-#define FREEIT(i,v) c[i].st=FREE; c[i].ver=v+1; c[i].own=0; c[i].pub=0
+#define MINE(i,v) (c[i].ver==v && c[i].own==num && (c[i].st==TAKEN || c[i].st==FENCED || c[i].st==OVERDUE))
+#define FREEIT(i,v) c[i].st=FREE; c[i].ver=v+1; c[i].own=0; c[i].pub=0; c[i].late=0
 #define TIMEOUTRES 10
+#ifdef BROKEN_NOCHARGE
+#define STARTED(i,v) true
+#else
+#define STARTED(i,v) (c[i].chg==v+1)
+#endif
+#define ISDEAD(d) (rec[d]!=UNUSED && ((d!=W && dead[d]) || (d==W && ((inc==1 && dead[2]) || (inc==2 && dead[4])))))
+
+inline publish(j, v) { atomic { ALIVE; if :: c[j].ver==v -> c[j].pub=1 :: else fi } }
+/* claim_lost: a cell of mine that was fenced is mine to free */
+inline drop(j, v) {
+#ifdef BROKEN_NODROP
+  skip
+#else
+  atomic { ALIVE; if :: WORD(j,v,FENCED,num) || WORD(j,v,OVERDUE,num) -> FREEIT(j,v) :: else fi }
+#endif
+}
+/* queue_put_back of TAKEN(me) v */
+inline putback(j, v) {
+  atomic { ALIVE; ok = WORD(j,v,TAKEN,num) }
+  if
+  :: ok ->
+     atomic { ALIVE; assert(MINE(j,v)); c[j].late=0 }
+     atomic { ALIVE; if :: WORD(j,v,TAKEN,num) -> c[j].st=RETRY; c[j].ver=v+1; c[j].pub=0 :: else -> ok=0 fi }
+  :: else
+  fi;
+  if :: ok -> publish(j, v+1) :: else -> drop(j, v) fi
+}
 
 inline collect() {
-  /* the client's collecting, as one step a cell (mail.pml has the steps) */
+  /* the client's collecting, as one step a cell */
   i = 0;
   do
   :: i == NC -> i = 0; break
@@ -61,29 +109,26 @@ inline collect() {
         v=c[i].ver; FREEIT(i,v); v=0 :: else fi; i++ }
   od
 }
-proctype client() {     /* immortal here */
-  byte i, v, n=0, k; bit ok; byte rounds = 3;
+inline submit() {
+  /* the next job, past the cells that are kept for copies */
+  i=RESERVE; ok=0;
   do
-  :: n < NJ && (n==0 || delivered[n] || cancelled[n]) ->
-     /* submit the next job: one cell is kept back for put-backs and copies */
-     atomic { k=0; i=0; do :: i<NC -> if :: c[i].st==FREE -> k++ :: else fi; i++ :: else -> break od; i=0 }
-     if
-     :: k >= 2 ->
-        ok=0;
-        do
-        :: i == NC -> break
-        :: i < NC -> atomic { if :: c[i].st==FREE -> c[i].st=WRITING; c[i].own=P; v=c[i].ver; ok=1 :: else fi }
-           if :: ok -> break :: else -> i++ fi
-        od;
-        if
-        :: ok -> n++; c[i].a = n; c[i].b = n;
-           atomic { assert(WORD(i,v,WRITING,P)); c[i].st=READY }
-           atomic { if :: c[i].ver==v -> c[i].pub=1 :: else fi; accepted[n]=1 }
-        :: else
-        fi; ok=0; i=0; v=0; k=0
-     :: else -> k=0
-     fi
-  :: rounds > 0 -> rounds--; collect()
+  :: i == NC -> break
+  :: i < NC -> atomic { if :: c[i].st==FREE -> c[i].st=WRITING; c[i].own=P; v=c[i].ver; ok=1 :: else fi }
+     if :: ok -> break :: else -> i++ fi
+  od;
+  if
+  :: ok -> n++; c[i].a = n; c[i].b = n;
+     atomic { assert(WORD(i,v,WRITING,P)); c[i].st=READY; c[i].chg=0 }
+     atomic { if :: c[i].ver==v -> c[i].pub=1 :: else fi; accepted[n]=1 }
+  :: else
+  fi; ok=0; i=0; v=0
+}
+proctype client() {
+  byte i, v, n; bit ok; byte rounds = ROUNDS;
+  do
+  :: n < NJ && (n==0 || delivered[n] || cancelled[n]) -> submit()
+  :: n > 0 && rounds > 0 -> rounds--; collect()
 #ifndef NOCANCEL
   :: n > 0 && !cancelled[n] && !delivered[n] ->
      /* cancel: sweep every cell with this job id that is waiting, copies too; one success is enough */
@@ -100,41 +145,13 @@ proctype client() {     /* immortal here */
               v=c[i].ver; FREEIT(i,v); v=0 :: else fi; i++ }
      od;
      atomic { i=0; if :: ok -> cancelled[n]=1 :: else fi; ok=0 }
-     goto nextjob
 #endif
   :: n > 0 -> break
-  od;
-  goto out;
-nextjob:
-  if :: n < NJ -> goto again2 :: else fi;
-again2:
-  /* after a cancel: collect, perhaps one more job */
-  do
-  :: rounds > 0 -> rounds--; collect()
-  :: n < NJ && (delivered[n] || cancelled[n]) ->
-     atomic { k=0; i=0; do :: i<NC -> if :: c[i].st==FREE -> k++ :: else fi; i++ :: else -> break od; i=0 }
-     if
-     :: k >= 2 ->
-        ok=0;
-        do
-        :: i == NC -> break
-        :: i < NC -> atomic { if :: c[i].st==FREE -> c[i].st=WRITING; c[i].own=P; v=c[i].ver; ok=1 :: else fi }
-           if :: ok -> break :: else -> i++ fi
-        od;
-        if
-        :: ok -> n++; c[i].a = n; c[i].b = n;
-           atomic { assert(WORD(i,v,WRITING,P)); c[i].st=READY }
-           atomic { if :: c[i].ver==v -> c[i].pub=1 :: else fi; accepted[n]=1 }
-        :: else
-        fi; ok=0; i=0; v=0; k=0
-     :: else -> k=0
-     fi
-  :: break
-  od;
-out: skip
+  od
 }
 
-proctype worker(byte me; byte n) {
+/* a process `me` with the number `num` */
+proctype worker(byte me, num, n) {
   byte i, v, job; bit ok;
   do
   :: n == 0 -> break
@@ -143,18 +160,22 @@ proctype worker(byte me; byte n) {
      do
      :: i == NC -> break
      :: i < NC ->
-        atomic { ALIVE; ok=0; if :: (c[i].st==READY || c[i].st==RETRY) && c[i].pub -> c[i].st=TAKEN; c[i].own=me; c[i].pub=0; v=c[i].ver; ok=1 :: else fi }
+        atomic { ALIVE; ok=0; if :: (c[i].st==READY || c[i].st==RETRY) && c[i].pub -> c[i].st=TAKEN; c[i].own=num; c[i].pub=0; v=c[i].ver; ok=1 :: else fi }
         if
         :: ok ->
-           atomic { ALIVE; assert(c[i].own==me && c[i].ver==v); assert(c[i].a==c[i].b && c[i].a>0); job=c[i].a }       /* a whole job */
-           /* writes its result area, perhaps much later: the cell must still be its own */
-           atomic { ALIVE; assert(c[i].own==me && c[i].ver==v && (c[i].st==TAKEN || c[i].st==FENCED)); assert(c[i].a==job && c[i].b==job); c[i].res=job }
-           atomic { ALIVE; if :: WORD(i,v,TAKEN,me) -> c[i].st=DONE; ok=1 :: else -> ok=0 fi }
            if
-           :: ok          /* published in the mailbox: mail.pml */
-           :: !ok -> atomic { ALIVE; assert(WORD(i,v,FENCED,me)); FREEIT(i,v) }
-#ifndef CLAIMSON
-              if :: atomic { ALIVE; goto die } fi
+           :: true ->
+              atomic { ALIVE; assert(MINE(i,v)); assert(c[i].a==c[i].b && c[i].a>0); job=c[i].a; c[i].chg=v+1; c[i].late=1 }       /* a whole job, started */
+              /* writes its result area, perhaps much later: the cell must still be its own */
+              atomic { ALIVE; assert(MINE(i,v)); assert(c[i].a==job && c[i].b==job); c[i].res=job }
+              atomic { ALIVE; if :: WORD(i,v,TAKEN,num) -> c[i].st=DONE; ok=1 :: else -> ok=0 fi }
+              if
+              :: ok          /* published in the mailbox: mail.pml */
+              :: !ok -> atomic { ALIVE; assert(WORD(i,v,FENCED,num) || WORD(i,v,OVERDUE,num)); ok=(c[i].st==FENCED); FREEIT(i,v) }
+                 if :: !ok -> atomic { ALIVE; goto die } :: else fi        /* condemned: claims nothing more */
+              fi
+#ifdef RELEASE
+           :: !over -> putback(i, v)
 #endif
            fi
         :: else
@@ -165,130 +186,150 @@ proctype worker(byte me; byte n) {
 die: skip
 }
 
-inline publish(j, v) { atomic { ALIVE; if :: c[j].ver==v -> c[j].pub=1 :: else fi } }
-
+/* a dead one whose record is not free yet, in d; its incarnation in k */
+inline finddead() {
+  d = 2;
+  do
+  :: d==8 || ISDEAD(d) -> break
+  :: else -> d++
+  od;
+  if :: d<8 -> k=(d==W -> inc : 0); if :: rec[d]==USED -> rec[d]=DYING :: else fi :: else -> d=0; k=0 fi
+}
+#ifdef BROKEN_NOINC
+#define GOESON true
+#else
+#define GOESON (rec[d]==DYING && (d!=W || inc==k))
+#endif
 proctype watchdog(byte me; byte n) {
-  byte i, j, v, w, ja, st, ow; bit ok, tmo, found; byte d;
+  byte i, j, v, w, x, d, k, st, num=me; bit ok, tmo, found;
 again:
   if
   :: dead[me] -> goto die
-  :: atomic { n > 0 && !dead[me] -> n-- } ->
-     /* a lapsed (or overdue) worker: any worker counts as one at any time */
-     i = 0;
-     do
-     :: i == NC -> break
-     :: i < NC ->
-        atomic { ALIVE; v=c[i].ver; w=c[i].own; ok = (c[i].st==TAKEN && w==W) }
-        if
-        :: ok ->
-           if :: tmo=0 
+  :: atomic { n > 0 && !dead[me] -> n-- }      /* the lapsed or overdue: any worker and the other watchdogs count as such at any time */
+  :: atomic { !dead[me] && !over -> n=0; goto die }
+  :: atomic { !dead[me] -> finddead(); if :: d>0 -> goto rescue :: d==0 && over -> goto die :: else -> goto again fi }
+  fi;
+  do
+  :: i == NC -> break
+  :: i < NC ->
+     atomic { ALIVE; v=c[i].ver; w=c[i].own; st=c[i].st; tmo=(st==TAKEN || (st==RETRY && !c[i].pub)); ok = (tmo && (w==W || (w>=5 && w!=me))); tmo=0;
+        if :: ok :: else -> v=0; w=0; st=0 fi }
+     if
+     :: ok && st==TAKEN ->
+        /* lapsed, or out of time: that is said of a claim that was started */
+        if :: tmo=0
 #ifndef NOTIMEOUT
-              :: tmo=1
+           :: atomic { c[i].late && STARTED(i,v) -> tmo=1 }
 #endif
-           fi;
+        fi;
 #ifdef BROKEN_TMO_NOCOPY
-           if :: tmo -> atomic { ALIVE; if :: WORD(i,v,TAKEN,w) -> c[i].st=FENCED :: else fi }; goto next :: else fi;
+        if :: tmo -> atomic { ALIVE; if :: WORD(i,v,TAKEN,w) -> c[i].st=OVERDUE :: else fi }; goto next :: else fi;
 #endif
 #ifdef BROKEN_FENCEFIRST
-           atomic { ALIVE; if :: WORD(i,v,TAKEN,w) -> c[i].st=FENCED; ok=1 :: else -> ok=0 fi }
-           if :: !ok -> goto next :: else fi;
+        atomic { ALIVE; if :: WORD(i,v,TAKEN,w) -> c[i].st=FENCED; ok=1 :: else -> ok=0 fi }
+        if :: !ok -> goto next :: else fi;
 #endif
-           j = 0; ok = 0;
-           do
-           :: j == NC -> break
-           :: j < NC -> atomic { ALIVE; if :: c[j].st==FREE -> c[j].st=WRITING; c[j].own=me; d=c[j].ver; ok=1 :: else fi }
-              if :: ok -> break :: else -> j++ fi
-           od;
-           if
-           :: !ok -> goto next
-           :: else
-           fi;
-           atomic { ALIVE; ja = c[i].a; c[j].a = ja; ja=0 }
-           atomic { ALIVE; ja = c[i].b; c[j].b = ja; ja=0; if :: tmo -> c[j].res=TIMEOUTRES :: else fi }
+        j = 0; ok = 0;
+        do
+        :: j == NC -> break
+        :: j < NC -> atomic { ALIVE; if :: c[j].st==FREE -> c[j].st=WRITING; c[j].own=me; d=c[j].ver; ok=1 :: else fi }
+           if :: ok -> break :: else -> j++ fi
+        od;
+        if
+        :: !ok -> goto next
+        :: else
+        fi;
+        atomic { ALIVE; x = c[i].a; c[j].a = x; x=0 }
+        atomic { ALIVE; x = c[i].b; c[j].b = x; x=0; c[j].chg=0 }
 #ifndef BROKEN_NORECHECK
-           /* were these really that job's bytes? only then may the copy be seen */
+        /* were these really that job's bytes? only then may the copy be seen */
 #ifdef BROKEN_FENCEFIRST
-           atomic { ALIVE; ok = 1 }
+        atomic { ALIVE; ok = 1 }
 #else
-           atomic { ALIVE; ok = WORD(i,v,TAKEN,w) }
+        atomic { ALIVE; ok = WORD(i,v,TAKEN,w) }
 #endif
-           if :: !ok -> atomic { ALIVE; assert(WORD(j,d,WRITING,me)); FREEIT(j,d) }; goto next :: else fi;
+        if :: !ok -> atomic { ALIVE; assert(WORD(j,d,WRITING,me)); FREEIT(j,d) }; goto next :: else fi;
 #endif
-#ifndef TMO_EARLYDONE
-           /* RETRY(me); the version was bumped when this cell was last freed, so no reference to it exists */
-           atomic { ALIVE; assert(WORD(j,d,WRITING,me)); c[j].st=RETRY }
-#else
-           atomic { ALIVE; assert(WORD(j,d,WRITING,me)); if :: tmo -> c[j].st=DONE :: else -> c[j].st=RETRY fi }
-#endif
+        /* RETRY(me); the version was bumped when this cell was last freed, so no reference to it exists */
+        atomic { ALIVE; assert(WORD(j,d,WRITING,me)); c[j].st=RETRY }
 #ifdef BROKEN_FENCEFIRST
-           publish(j, d);
+        publish(j, d);
 #else
-           atomic { ALIVE; if :: WORD(i,v,TAKEN,w) -> c[i].st=FENCED; ok=1 :: else -> ok=0 fi }
+        atomic { ALIVE; if :: WORD(i,v,TAKEN,w) -> assert(!tmo || c[i].chg==v+1); c[i].st=(tmo -> OVERDUE : FENCED); ok=1 :: else -> ok=0 fi }
+        if
+        :: ok && !tmo -> publish(j, d)
+        :: ok && tmo ->      /* the copy becomes the answer */
+           atomic { ALIVE; if :: WORD(j,d,RETRY,me) -> c[j].st=TAKEN :: else -> ok=0 fi }
            if
            :: ok ->
-#ifndef TMO_EARLYDONE
-              if :: tmo -> atomic { ALIVE; if :: WORD(j,d,RETRY,me) -> c[j].st=DONE :: else fi }     /* its result is the TimeoutError */
-                 :: else -> publish(j, d) fi
-#else
-              if :: tmo :: else -> publish(j, d) fi
-#endif
-           :: !ok -> /* withdrawn */
+              atomic { ALIVE; assert(MINE(j,d)); c[j].res=TIMEOUTRES }
+              atomic { ALIVE; if :: WORD(j,d,TAKEN,me) -> c[j].st=DONE :: else -> ok=0 fi }
+              if :: !ok -> drop(j, d) :: else fi
+           :: else
+           fi
+        :: !ok -> /* withdrawn */
 #ifndef BROKEN_NOWITHDRAW
-              atomic { ALIVE; if :: WORD(j,d,RETRY,me) -> FREEIT(j,d) :: else fi }
+           atomic { ALIVE; if :: WORD(j,d,RETRY,me) -> FREEIT(j,d) :: else fi }
 #endif
-           fi;
-#endif
-next:      j=0; d=0; tmo=0; ok=0
-        :: else
+           skip
         fi;
-        i++; v=0; w=0
-     od;
-     i=0; goto again
-  :: atomic { !dead[me] && ((dead[2]&&!resc[2]) || (dead[5]&&!resc[5]) || (dead[6]&&!resc[6]) || over) ->
-       if :: dead[2]&&!resc[2] -> d=2 :: dead[5]&&!resc[5] -> d=5 :: dead[6]&&!resc[6] -> d=6 :: over && !(dead[2]&&!resc[2]) && !(dead[5]&&!resc[5]) && !(dead[6]&&!resc[6]) -> goto die fi } ->
-     i = 0; found = 0;
-     do
-     :: i == NC -> break
-     :: i < NC ->
-        atomic { ALIVE; v=c[i].ver; st=c[i].st; ow=c[i].own; tmo=c[i].pub }
+#endif
+next:   skip
+     :: ok && st==RETRY ->
+        /* not published, of one that lives but is slow: claimed and put back (rescue_unpublished) */
+        atomic { ALIVE; ok=0; if :: WORD(i,v,RETRY,w) -> c[i].st=TAKEN; c[i].own=me; c[i].pub=0; ok=1 :: else fi }
+        if :: ok -> putback(i, v) :: else fi
+     :: else
+     fi;
+     atomic { j=0; d=0; tmo=0; ok=0; i++; v=0; w=0; st=0 }
+  od;
+  i=0; goto again;
+
+rescue:
+  do
+  :: i == NC -> break
+  :: i < NC ->
+     atomic { ALIVE; v=c[i].ver; st=c[i].st; w=c[i].own; tmo=c[i].pub; ok=(w==d && st!=FREE && !((st==RETRY || st==READY) && tmo) && st!=DONE) }
+     if :: ok -> atomic { ALIVE; if :: GOESON -> found=1 :: else -> ok=0; found=1; i=NC-1 fi } :: else fi;
+     if
+     :: ok && st==TAKEN ->
+        /* taken over, so that one process alone writes into the cell */
+        atomic { ALIVE; ok=0; if :: WORD(i,v,st,d) -> c[i].own=me; c[i].ver=v+1; ok=1 :: else fi }
         if
-        :: ow==d && st==TAKEN -> found=1;
-           atomic { ALIVE; ok=0; if :: WORD(i,v,st,d) -> c[i].st=RETRY; c[i].own=me; c[i].ver=v+1; c[i].pub=0; ok=1 :: else fi }
-           if :: ok -> publish(i, v+1) :: else fi
-        :: ow==d && st==RETRY && !tmo -> found=1;
-           atomic { ALIVE; ok=0; if :: WORD(i,v,st,d) -> c[i].own=me; c[i].ver=v+1; c[i].pub=0; ok=1 :: else fi }
-           if :: ok -> publish(i, v+1) :: else fi
-        :: ow==d && (st==WRITING || st==FENCED) -> found=1;
-           atomic { ALIVE; if :: WORD(i,v,st,d) -> FREEIT(i,v) :: else fi }
+        :: ok ->
+           atomic { ALIVE; assert(MINE(i,v+1)) }      /* writes down the death */
+           putback(i, v+1)
         :: else
-        fi;
-        i++; v=0; st=0; ow=0; tmo=0; ok=0
-     od;
-     atomic { i=0; if :: !found -> resc[d]=1 :: else fi; d=0; found=0 } goto again
-#ifdef TAKEOVER
-  :: atomic { n > 0 && !dead[me] && !over -> n-- } ->
-     /* RETRY without a reference of another watchdog that lives but is slow */
-     i = 0;
-     do
-     :: i == NC -> break
-     :: i < NC ->
-        atomic { ALIVE; v=c[i].ver; w=c[i].own; ok=(c[i].st==RETRY && !c[i].pub && w!=me) }
-        if :: ok -> atomic { ALIVE; ok=0; if :: WORD(i,v,RETRY,w) -> c[i].own=me; c[i].ver=v+1; c[i].pub=0; ok=1 :: else fi }
-              if :: ok -> publish(i, v+1) :: else fi
-           :: else fi;
-        i++; v=0; w=0; ok=0
-     od; i=0; goto again
-#endif
-  :: !over -> goto die
-  fi;
+        fi
+     :: ok && st==RETRY ->
+        atomic { ALIVE; ok=0; if :: WORD(i,v,st,d) -> c[i].st=TAKEN; c[i].own=me; c[i].pub=0; ok=1 :: else fi }
+        if :: ok -> putback(i, v) :: else fi
+     :: ok && st!=TAKEN && st!=RETRY ->
+        atomic { ALIVE; if :: WORD(i,v,st,d) -> FREEIT(i,v) :: else fi }
+     :: else
+     fi;
+     atomic { i++; v=0; st=0; w=0; tmo=0; ok=0 }
+  od;
+  atomic { ALIVE; i=0; if :: !found && rec[d]==DYING && (d!=W || inc==k) -> rec[d]=UNUSED :: else fi; d=0; k=0; found=0; goto again }
 die: skip
 }
+#ifdef REUSE
+proctype newcomer() {
+  if
+  :: atomic { rec[W]==UNUSED && !over -> inc=2; rec[W]=USED } run worker(4, W, 1)
+  :: over
+  fi
+}
+#endif
 proctype killer() {
   do
   :: atomic { deaths < MAXDEATHS -> deaths++;
-     if :: !dead[W] -> dead[W]=1 :: !dead[5] -> dead[5]=1
+     if :: !dead[2] -> dead[2]=1 :: !dead[5] -> dead[5]=1
 #if NWD>1
         :: !dead[6] -> dead[6]=1
+#endif
+#ifdef REUSE
+        :: !dead[4] && inc==2 -> dead[4]=1
 #endif
      fi }
   :: break
@@ -297,15 +338,26 @@ proctype killer() {
 byte q;
 init {
   byte i, v;
-  atomic { run client(); run worker(W, 1); run worker(3, NW); run watchdog(5, 1);
+  atomic {
+#ifdef REUSE
+    run newcomer();
+#endif
+    run client(); run worker(2, W, 1); 
+#ifndef NOHEALTHY
+    run worker(3, 3, 1);
+#endif
+    run watchdog(5, PASSES);
 #if NWD>1
-    run watchdog(6, 1);
+    run watchdog(6, PASSES);
 #endif
     run killer() }
-  (_nr_pr == 1);
-  over = 1;
+#ifdef REUSE
+  (_nr_pr <= 2); over = 1; (_nr_pr == 1);
+#else
+  (_nr_pr == 1); over = 1;
+#endif
   run watchdog(7, 0); (_nr_pr == 1);
-  run worker(3, 1); (_nr_pr == 1);
+  run worker(3, 3, 1); (_nr_pr == 1);
   collect();
   atomic {
   q=0; do :: q<NC -> assert(c[q].st==FREE); q++ :: else -> break od;

@@ -6,6 +6,7 @@
      spin -a -DMAXDEATHS=2 -DNRES=1 mail.pml && gcc -O2 -w -DSAFETY -DCOLLAPSE -o pan pan.c && ./pan -m400000     64.8 million states, no error (80 s, 3.6 GB)
      the same with -DMAXDEATHS=1 -DNRES=2 -DONECOL                                                              35.0 million states, no error (39 s)
      -DMAXDEATHS=2 -DNRES=1 -DONECOL    7.5 million states, no error (16 s);   -DMAXDEATHS=1 -DNRES=1 -DONECOL    0.8 million, no error (2 s)
+     -DMAXDEATHS=1 -DNRES=2 -DONECOL -DNJ2=0    3.3 million states, no error: two rescuers, and the number's next holder submits nothing
    Variants that must fail (with -DMAXDEATHS=2 -DNRES=1 -DONECOL, except BROKEN_NOINC: -DMAXDEATHS=2), and do within seconds:
      -DMARKLATE           the text before: drain, mark and free the number in one step, drain again (the rescuer dies between: cell leaked)
      -DBROKEN_NOINC       a slow rescuer does not look at the incarnation again after reading a word (frees a cell of the number's new holder)

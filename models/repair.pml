@@ -12,11 +12,15 @@
      -DNREP=2 -DMAXDEATHS=1 -DDHINTS                       279 thousand, no error
      -DNREP=1 -DTAKES=1 -DBACKS=1 -DMAXDEATHS=1            2.1 million, no error
      -DNREP=1 -DTAKES=1 -DPUSHES=1 -DMAXDEATHS=1           2.0 million, no error
+     -DNREP=1 -DTAKES=1 -DBACKS=1 -DCALLS -DMAXDEATHS=1    1.7 million, no error (who cannot publish calls for a repair, and goes)
      two repairers and a taker (-DNREP=2 -DTAKES=1): NOT exhausted within a minute
    Variants that must fail:
      -DBROKEN_COUNT   `due` only counts the repairers and becomes 0 when the last one to count has published: one that counted
                       before empties the places after that and dies (job without a reference, and nobody looks for it)
      -DNODUE          no word `due` (dies after emptying: the same)
+     -DCALLS -DNREP=1 -DTAKES=1 -DBACKS=1 -DMAXDEATHS=0 with
+     -DBROKEN_CALLONCE  the call is given up where the word `due` has just changed (the repair that ended had passed the cell: the same)
+     -DBROKEN_NOCALL    nobody calls, since a repair goes on (the same)
    A hint and its place are read in one step. Not in it: more than one cell, a ring full of live references (rotate.pml),
    a second damage, weak memory. */
 #ifdef NODUE
@@ -235,8 +239,30 @@ pushed:
   :: todo==T_PUSH && q!=OK && k<TRIES -> k++; goto repair
   :: todo==T_PUSH && q!=OK && k==TRIES -> atomic { STEP; if :: c[j]==WORD(v,READY,me) -> c[j]=WORD(v+1,FREE,0); pub[j]=0; lost[j]=0 :: else fi } goto main
   :: todo==T_BACK && q==OK -> goto main
+#ifdef CALLS
+  :: todo==T_BACK && q!=OK -> goto call
+#else
   :: todo==T_BACK && q!=OK -> todo=T_END; goto repair
+#endif
   fi;
+#ifdef CALLS
+call:   /* refs_call_for_repair, and goes away: the repair that goes on may have passed the cell */
+  do
+#ifndef BROKEN_NOCALL
+  :: atomic { STEP; d=due }
+     atomic { STEP; fresh(); }
+     atomic { STEP; if :: due==d -> due=t*2+1; owe(); r=OK :: else -> r=0 fi; t=0; d=0 }
+#ifndef BROKEN_CALLONCE
+     if :: r==OK -> break :: else fi
+#else
+     break
+#endif
+#else
+  :: break
+#endif
+  od;
+  goto die;
+#endif
 take:
   todo=T_TAKE;
   peek();
