@@ -66,11 +66,16 @@ cdef inline uint64_t repair_cells(Queue *q, const uint8_t *seen, bint *whole) no
             code = refs_publish_due(&q.back[level], &q.cells, CLAIMABLE, word_version(word), i)
             if code == NO_PLACE:
                 code = queue_publish_back(q, level, word_version(word), i)
+            if code != OK:
+                # no repair may be going on in this ring, or only one that has passed this cell
+                refs_call_for_repair(&q.back[level])
         elif word_state(word) == DONE or (is_letter(word) and word_owner(word) != 0):
             job_id = load_relaxed_u64(&job_cell(q, i).job_id)
             if queue_mailbox(q, job_id >> 48, &box):
                 cell_synced(q, i)
                 code = refs_publish_due(&box.refs, &q.cells, COLLECTABLE, word_version(word), i)
+                if code != OK:
+                    refs_call_for_repair(&box.refs)
                 code = queue_delivered(q, &box, job_id, i, word, code)
             elif word_state(word) == DONE:
                 job_free_if(q, i, word)
