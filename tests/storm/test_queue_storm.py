@@ -211,20 +211,18 @@ class Storm:
         fenced = set(words[(words >> STATE_SHIFT) & 0xF == CellState.FENCED].tolist())
         self.crowd.counted["jobs_moved_on"] += len(fenced - self.fenced)
         self.fenced = fenced
-        if self.spared is None:
+        if self.spared is None or self.spared.goes_on is None:
             self.spare()
-        elif self.spared.goes_on is not None and {word & 0xFFFF for word in fenced} & {
-            int(slot) + 1 for slot in self.slots_of(self.spared.pid)
-        }:
+        elif np.isin(self.slots_of(self.spared.pid) + 1, [word & 0xFFFF for word in fenced]).any():
             self.spared.goes_on = time.monotonic()
 
     def rage(self, is_long=True):
-        """Until every job of the living client is resolved; a long one also until the job of a stopped worker was moved on."""
+        """Until every job of the living client is resolved, and in a long one that of a stopped worker was moved on."""
         begun = seen_at = now = time.monotonic()
         next_strike, next_halt = now, now + 1
         seen = 0
         while self.board[jobs.RESOLVED] + self.board[CANCELLED] < self.count or (
-            is_long and self.spared.goes_on is not None
+            is_long and not self.crowd.counted["jobs_moved_on"]
         ):
             now = time.monotonic()
             # a new leader grants everybody a fresh window: where each one dies at once nothing is ever moved on
@@ -284,7 +282,7 @@ def storm_over(path, folder, dice, count):
 
 def weather(path, folder, dice, count, *, is_long=True, prepare=lambda path: None):
     """A storm over a fresh queue, and everything that must hold after it. Gives the storm, for its figures."""
-    with JobQueue.create(path, CELLS, quota=QUOTA, arena_bytes=2**25, participants=48, job_bytes=192, result_bytes=192):
+    with JobQueue.create(path, CELLS, quota=QUOTA, arena_bytes=2**25, participants=16, job_bytes=192, result_bytes=192):
         pass
     before = capacity_of(path)
     prepare(path)
