@@ -25,6 +25,10 @@ RESOLVED, DIED = range(2)
 """On a client's board: how many jobs were answered, and how many of them by WorkerDied."""
 
 
+BEGUN, ENDED = range(2)
+"""In the diary of runs, beside the job's number."""
+
+
 class Diary:
     """A file of records of two 32-bit numbers, appended by any process in one write each."""
 
@@ -42,6 +46,13 @@ class Diary:
 
     def __len__(self):
         return os.fstat(self.fd).st_size // 8
+
+
+def never_ended(accepted, runs):
+    """Numbers of the first diary that no run to its end is noted for in the second one."""
+    noted = runs.entries
+    ended = noted[noted[:, 1] == ENDED, 0]
+    return sorted(set(accepted.entries[:, 0].tolist()) - set(ended.tolist()))
 
 
 def kind_of(number):
@@ -106,29 +117,29 @@ def take_results(queue, expected, answered, board):
 
 
 def register_jobs(runs, seconds=0.004):
-    """Handlers that note each run in the diary `runs` before anything else, and take their time."""
+    """Handlers that take their time, and note in the diary `runs` when they begin and when there is only the result to give."""
 
-    def begun(args):
+    def run(args, longer=0.0):
         number = int.from_bytes(args[:4], "little")
-        runs.note(number, os.getpid())
+        runs.note(number, BEGUN)
         # so that most kills hit a job
-        time.sleep(seconds * (number % 8) / 4)
+        time.sleep(seconds * (number % 8) / 4 + longer)
+        runs.note(number, ENDED)
         return number
 
     def echoes(args):
-        begun(args)
+        run(args)
         return args[::-1]
 
     def fails(args):
-        raise ValueError(f"job {begun(args)} fails")
+        raise ValueError(f"job {run(args)} fails")
 
     def grows(args):
-        begun(args)
+        run(args)
         return args[::-1] * (1 + 12_000 // len(args))
 
     def late(args):
-        begun(args)
-        time.sleep(2 * TIMEOUT_S)
+        run(args, 2 * TIMEOUT_S)
         return args[::-1]
 
     for kind, handler in {ECHOES: echoes, FAILS: fails, GROWS: grows, LATE: late}.items():

@@ -76,6 +76,11 @@ def take(path, notes, way):
         taken[life * LIFE + number] += 1
         progress[1] += 1
 
+    def linger(turn):
+        # so that many a kill hits one who has something in hand
+        if turn % 10 == 0:
+            time.sleep(0.003)
+
     with SharedRing.open(path) as ring:
         turn = 0
         while True:
@@ -86,19 +91,18 @@ def take(path, notes, way):
                 elif way == "pop_many":
                     for payload in ring.pop_many(BATCH) or [ring.pop(timeout=1)]:
                         note(payload)
-                elif way == "claim":
-                    claim = ring.claim(timeout=1)
-                    if turn % 7 == 0:
-                        claim.release()
-                        continue
-                    note(claim.tobytes())
-                    claim.ack()
                 else:
                     claims = [ring.claim(timeout=1)]
-                    with contextlib.suppress(Empty):
-                        claims += [ring.try_claim() for _ in range(CLAIMS - 1)]
+                    if way == "several claims":
+                        with contextlib.suppress(Empty):
+                            claims += [ring.try_claim() for _ in range(CLAIMS - 1)]
                     for claim in claims:
+                        if turn % 7 == 0:
+                            claim.release()
+                            continue
+                        linger(turn)
                         note(claim.tobytes())
+                        linger(turn + 1)
                         claim.ack()
             except Empty:
                 continue
