@@ -5,6 +5,7 @@ cdef extern from "fcntl.h" nogil:
     int posix_fallocate(int fd, int64_t offset, int64_t length)
 
 cdef enum:
+    ROOM_TRIES = 64         # at a place in the table that others make room in
     IDLE_QUOTA_MS = 2000    # at its quota, with every job finished and nobody collecting: then Full is said
 
 cdef str QUOTA_TEXT = (
@@ -273,27 +274,32 @@ cdef class QueueHandle(Mapped):
     cdef object take_slot(self):
         """A slot of the table; where all are taken, one that a dead participant had."""
         cdef HeartbeatTable table = self.heartbeat
+        cdef int tries = 0
         while True:
             try:
                 return table.register(os.getpid(), self.role, auto_beat=True)
             except errors.TableFull:
-                if not self.make_room():
+                tries += 1
+                if tries > ROOM_TRIES or not self.make_room():
                     raise
 
     @cython.final
     cdef bint make_room(self) except -1:
-        """Rescue in the name of a dead participant, whose byte this process locks meanwhile."""
+        """Rescue in the name of a dead participant, whose byte this process locks meanwhile. False: there is none dead."""
         cdef Queue queue = self.queue
         cdef Number number
         cdef uint64_t slot, status
         cdef int64_t rescued
+        cdef bint others_do = False
         for slot in range(queue.records.count):
             if not is_dead(&queue.records, queue.table_fd, queue.lock_base, slot, &status):
                 continue
             number = Number()
-            if registration_lock(&number.kept, queue.table_fd, queue.lock_base + <int64_t> slot) != 0:
-                continue
-            if not death_of_mine(&queue.records, slot, &status):
+            if registration_lock(&number.kept, queue.table_fd, queue.lock_base + <int64_t> slot) != 0 or (
+                not death_of_mine(&queue.records, slot, &status)
+            ):
+                # somebody is rescuing it, or has: there may be room now
+                others_do = True
                 continue
             queue.owner = slot + 1
             queue.block_owner = status_incarnation(status) << 16 | (slot + 1)
@@ -302,7 +308,7 @@ cdef class QueueHandle(Mapped):
             if rescued < 0:
                 raise MemoryError(f"{self.file_path}: {queue.cells.count} bytes are needed for a rescue")
             return status_state(load_acquire_u64(&queue.records.first[slot].status)) == SLOT_FREE
-        return False
+        return others_do
 
     @cython.final
     cdef int join_as_client(self) except -1:
