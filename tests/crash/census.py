@@ -1,20 +1,16 @@
 """What a ring's or a queue's files must look like when everything has been taken out: nothing is left by the dead."""
 
 import functools
-import importlib.util
 from pathlib import Path
 
 import numpy as np
+from queue_files import QueueFiles
 from ring_file import RingFile, TableFile
 
 from subetha.layout import STATE_SHIFT, VERSION_SHIFT, BlockState, CellState, SlotState
 
-_spec = importlib.util.spec_from_file_location("queue_files", Path(__file__).parent.parent / "queue" / "conftest.py")
-_module = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_module)
 
-
-class QueueFiles(_module.QueueFiles):
+class MappedOnce(QueueFiles):
     """Each file is mapped once."""
 
     def __init__(self, path):
@@ -122,7 +118,7 @@ class QueueCensus:
     """A queue's files, counted."""
 
     def __init__(self, path):
-        self.files = QueueFiles(path)
+        self.files = MappedOnce(path)
         self.cells = self.files.cells
         self.rings = [(name, *self.files.ring(name)) for name in self.files.ring_names if "/" not in name]
         self.blocks = [(size, self.files.block_words(size)) for size, _, _ in self.files.arena_classes]

@@ -40,7 +40,9 @@ class Server:
             bufsize=1,
             env=os.environ
             | {
-                "PYTHONPATH": os.pathsep.join([os.fspath(HERE), os.fspath(HERE.parent / "core"), *sys.path]),
+                "PYTHONPATH": os.pathsep.join(
+                    [*(os.fspath(HERE.parent / name) for name in ("crash", "core", "queue")), *sys.path]
+                ),
                 "PYTHONHASHSEED": "0",
             },
             start_new_session=True,
