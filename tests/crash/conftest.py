@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -135,8 +136,9 @@ class Campaign:
         return self.traced[what, call]
 
     def run(self, orders):
-        """Give the orders to the servers; fails with what was wrong afterwards, and where."""
+        """Give the orders to the servers; fails with what was wrong afterwards, and where. Says how many there were (`-s`)."""
         waiting, faults, missed = queue.SimpleQueue(), [], []
+        began = time.monotonic()
         for order in orders:
             waiting.put(order)
 
@@ -164,8 +166,13 @@ class Campaign:
                 for order, fault in faults
             )
             pytest.fail(f"{len(faults)} of {len(orders)}:\n{told}\n\nthe first one:\n{faults[0][1]}", pytrace=False)
+        order = orders[0]
+        print(
+            f"{order['do']} {order['what']} {order['call']}: {len(orders) - len(missed)} of {len(orders)} points reached, "
+            f"{time.monotonic() - began:.0f} s"
+        )
         # what a timer does in between moves a few of them; beside another rescuer there is less left to do
-        most = len(orders) if orders[0]["do"] == "beside" else max(3, len(orders) // 5)
+        most = len(orders) if order["do"] == "beside" else max(3, len(orders) // 5)
         assert len(missed) <= most, f"{len(missed)} of {len(orders)} points were not reached"
 
     def kill(self, what, call):
