@@ -59,30 +59,24 @@ def _list(queue: str, as_json: bool) -> None:
         _print_letters(letters)
 
 
-@command.command("retry")
-@_ids_argument
-@_all_option
-@_queue_option
-def _retry(job_ids: tuple[int, ...], every: bool, queue: str) -> None:
-    """Let dead letters run again, with all their attempts, before the jobs that wait at their priority.
+def _for_letters(name: str, text: str, act: Callable[["JobQueue", int], bool]) -> None:
+    """A command that does `act` to the letters it is told of."""
 
-    The exit code is 0 if each JOB_ID was there, else 1.
-    """
-    with _opened(queue) as opened:
-        _for_each(opened, job_ids, every, opened.retry_dead)
+    @command.command(name, help=f"{text}\n\nThe exit code is 0 if each JOB_ID was there, else 1.")
+    @_ids_argument
+    @_all_option
+    @_queue_option
+    def _run(job_ids: tuple[int, ...], every: bool, queue: str) -> None:
+        with _opened(queue) as opened:
+            _for_each(opened, job_ids, every, act)
 
 
-@command.command("drop")
-@_ids_argument
-@_all_option
-@_queue_option
-def _drop(job_ids: tuple[int, ...], every: bool, queue: str) -> None:
-    """Drop dead letters: their jobs will not run again.
-
-    The exit code is 0 if each JOB_ID was there, else 1.
-    """
-    with _opened(queue) as opened:
-        _for_each(opened, job_ids, every, opened.drop_dead)
+_for_letters(
+    "retry",
+    "Let dead letters run again, with all their attempts, before the jobs that wait at their priority.",
+    lambda queue, job_id: queue.retry_dead(job_id),
+)
+_for_letters("drop", "Drop dead letters: their jobs will not run again.", lambda queue, job_id: queue.drop_dead(job_id))
 
 
 @contextlib.contextmanager
@@ -100,13 +94,13 @@ def _opened(path: str, readonly: bool = False) -> Iterator["JobQueue"]:
         raise click.ClickException(f"cannot use the queue directory {path!r}: {error}") from error
 
 
-def _for_each(queue: "JobQueue", job_ids: tuple[int, ...], every: bool, act: Callable[[int], bool]) -> None:
+def _for_each(queue: "JobQueue", job_ids: tuple[int, ...], every: bool, act: Callable[["JobQueue", int], bool]) -> None:
     """Do it to each; exit with 1 if one was not there. One that goes away by itself is no error where all are meant."""
     if every == bool(job_ids):
         raise click.UsageError("give either job ids or --all")
     missing = False
     for job_id in [letter.job_id for letter in queue.dead_letters()] if every else dict.fromkeys(job_ids):
-        if not act(job_id) and not every:
+        if not act(queue, job_id) and not every:
             missing = True
             print_line(f"{queue.path}: no dead letter {job_id} (0x{job_id:x})", sys.stderr)
     if missing:
