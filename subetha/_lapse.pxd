@@ -36,6 +36,9 @@ cdef inline bint copy_block(
     cdef uint64_t length = load_relaxed_u64(&original.job_length)
     cdef uint64_t block
     cdef uint8_t *data = block_of(&q.arena, load_relaxed_u64(&original.job_block), length, from_index, word_version(word))
+    if data == NULL:
+        # its worker was stopped while it put the job back, and has moved the link already
+        data = block_of(&q.arena, load_relaxed_u64(&original.job_block), length, from_index, word_version(word) + 1)
     if data == NULL or block_allocate(&q.arena, &q.cells, length, q.block_owner, &block) != OK:
         return False
     copy_unowned(block_data(&q.arena, block), data, length)

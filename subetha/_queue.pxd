@@ -34,8 +34,8 @@ from subetha._cells cimport (
 )
 from subetha._heartbeat cimport Records, record_is
 from subetha._layout cimport (
-    CLAIMABLE, COLLECTABLE, CORRUPT, DEAD, DONE, EMPTY, FENCED, FREE, FULL, LOST, NO_PLACE, NOT_SYNCED, OK, OVERDUE, PARKED,
-    QUARANTINED, READY, RETRY, TAKEN, Cause, Code, JobCell, PoolLines, RingLines,
+    CLAIMABLE, COLLECTABLE, COLLECTED, CORRUPT, DEAD, DONE, EMPTY, FENCED, FREE, FULL, LOST, NO_PLACE, NOT_SYNCED, OK, OVERDUE,
+    PARKED, QUARANTINED, READY, RETRY, TAKEN, Cause, Code, JobCell, PoolLines, RingLines,
 )
 from subetha._process cimport is_time_to_look, monotonic_ns, realtime_ns, sync_bytes, wake_one
 from subetha._repair cimport refs_call_for_repair, refs_look
@@ -221,12 +221,24 @@ cdef inline bint job_free_if(Queue *q, uint64_t index, uint64_t word) noexcept n
     return True
 
 
+cdef inline bint job_discard(Queue *q, uint64_t index, uint64_t word) noexcept nogil:
+    """FREE by way of COLLECTED(me), version+1: where somebody was about to put the job back, its block has that version already."""
+    cdef uint64_t mine = word_pack(word_version(word) + 1, COLLECTED, q.owner)
+    block_relink(&q.arena, load_relaxed_u64(&job_cell(q, index).job_block), index, word_version(word))
+    # C6: pairs with R3
+    if not cas_seq_cst_u64(cell_word(&q.cells, index), word, mine):
+        return False
+    if word_is_one_of(word, HAS_JOB):
+        cell_synced(q, index)
+    return job_free_if(q, index, mine)
+
+
 cdef inline uint32_t claim_lost(Queue *q, uint64_t index, uint64_t word) noexcept nogil:
     """After a claim's CAS from `word` failed: free the cell where it was fenced; how it was lost: FENCED, OVERDUE or FREE."""
     cdef uint64_t seen = load_acquire_u64(cell_word(&q.cells, index))
     cdef uint32_t state = word_state(seen)
     if (state == FENCED or state == OVERDUE) and seen == word_pack(word_version(word), state, q.owner):
-        job_free_if(q, index, seen)
+        job_discard(q, index, seen)
         return state
     return FREE
 
@@ -563,18 +575,14 @@ cdef inline uint64_t queue_cancel(Queue *q, uint64_t job_id) noexcept nogil:
 
 cdef inline uint64_t queue_drop_letter(Queue *q, uint64_t job_id) noexcept nogil:
     """DEAD, QUARANTINED -> FREE; how many such there were. One that its submitter has not been told of ends when it is."""
-    cdef uint64_t i, word, block
+    cdef uint64_t i, word
     cdef uint64_t n = 0
     for i in range(q.cells.count):
         word = load_acquire_u64(cell_word(&q.cells, i))
         if not is_letter(word) or load_relaxed_u64(&job_cell(q, i).job_id) != job_id:
             continue
         if word_owner(word) == 0:
-            block = load_relaxed_u64(&job_cell(q, i).job_block)
-            if job_free_if(q, i, word):
-                n += 1
-                # a retry that died, or was beaten, has moved the link on already; no job can have the cell's next version yet
-                block_free(&q.arena, block, i, word_version(word) + 1)
+            n += job_discard(q, i, word)
         else:
             # the reference in the mailbox stays good: the letter is an ordinary result from here on
             # C8: pairs with R3 and C9

@@ -387,8 +387,9 @@ cdef class QueueHandle(Mapped):
                 word = load_acquire_u64(cell_word(&self.queue.cells, i))
                 if word_owner(word) == self.queue.owner and word_state(word) == TAKEN:
                     clean = queue_put_back(&self.queue, i, word) == OK and clean
+                    word = load_acquire_u64(cell_word(&self.queue.cells, i))
                 if word_owner(word) == self.queue.owner and word_is_one_of(word, 1 << FENCED | 1 << OVERDUE):
-                    job_free_if(&self.queue, i, word)
+                    job_discard(&self.queue, i, word)
             if self.has_mailbox:
                 # P2: pairs with P1; from here on publishers free what they bring, and the drain gets the rest
                 cas_seq_cst_u64(
@@ -807,7 +808,7 @@ cdef class QueueHandle(Mapped):
         cdef uint64_t n
         self.enter()
         try:
-            self.refuse_readonly()
+            self.join()
             with nogil:
                 n = queue_drop_letter(&self.queue, wanted)
             self.check_synced()
