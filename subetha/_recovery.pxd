@@ -16,40 +16,80 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
 from subetha._atomics cimport cas_acq_rel_u64, cas_seq_cst_u64, load_acquire_u64, load_relaxed_u32, load_relaxed_u64, \
-    store_release_u64
+    load_seq_cst_u64, store_release_u64
 from subetha._blocks cimport (
-    FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, Arena, block_owned, block_relink, block_size, fallocate_again,
+    FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, Arena, block_link, block_owned, block_ref, block_relink, block_size,
+    fallocate_again,
 )
 from subetha._cells cimport (
     cell_word, word_is_one_of, word_owner, word_pack, word_state, word_version,
 )
+from subetha._heartbeat cimport Records, status_incarnation, status_state
 from subetha._layout cimport (
-    CLAIMABLE, COLLECTABLE, COLLECTED, DEAD, DONE, EMPTY, FENCED, FREE, FREE_HOLE, NO_PLACE, OK, OVERDUE, OWNED, QUARANTINED,
-    READY, RETRY, TAKEN, WRITING, Cause, Code, JobCell,
+    CLAIMABLE, COLLECTABLE, COLLECTED, DEAD, DONE, EMPTY, FENCED, FREE, FREE_BACKED, FREE_HOLE, LINKED, NO_PLACE, OK, OVERDUE,
+    OWNED, PARKED, QUARANTINED, READY, RETRY, SLOT_FREE, TAKEN, WRITING, Cause, Code, JobCell,
 )
 from subetha._process cimport realtime_ns, wake_some
 from subetha._queue cimport (
     CAUSES, LEVELS, UNKNOWN_CAUSE, Mailbox, Queue, cause_write, cell_synced, claim_lost, is_letter, job_cell, job_charge,
-    job_free_if, job_level, letter_told, queue_deliver, queue_delivered, queue_give_back, queue_mailbox, queue_publish_back,
-    result_area, result_write,
+    job_discard, job_free_if, job_level, letter_told, queue_deliver, queue_delivered, queue_give_back, queue_mailbox,
+    queue_publish_back, result_area, result_write,
 )
 from subetha._repair cimport (
-    cell_mend, refs_call_for_repair, refs_mark, refs_mark_all, refs_mend, refs_mended,
+    refs_call_for_repair, refs_mark, refs_mark_all, refs_mend, refs_mended,
 )
-from subetha._rescue cimport Death, death_begin, death_end, death_goes_on, word_of
-from subetha._ring cimport refs_publish_due
+from subetha._rescue cimport Death, death_begin, death_end, death_goes_on, number_is_nobodys, word_of
+from subetha._ring cimport ref_cell, ref_full, ref_is_live, refs_publish_due
 
 cdef enum:
     RESCUE_PASSES = 64
     STATUS_OF_ERROR = 1
     HEADER_OF_RESULT = 7
+    HELD_BY_OWNER = 1 << WRITING | 1 << TAKEN | 1 << COLLECTED | 1 << FENCED | 1 << OVERDUE
 
 
 # ---- repair ----
 
 
+cdef inline bint job_mend(Queue *q, uint64_t index) noexcept nogil:
+    """Undo words that nobody can ever move on: unknown states, and owners that no participant is or can be.
+
+    True: it was a job in the hands of nobody, which waits again.
+    """
+    cdef uint64_t word = load_acquire_u64(cell_word(&q.cells, index))
+    cdef uint64_t mine
+    if word_state(word) > OVERDUE:
+        job_free_if(q, index, word)
+    elif not word_is_one_of(word, HELD_BY_OWNER) or not number_is_nobodys(&q.records, word_owner(word)):
+        return False
+    elif word_state(word) == TAKEN:
+        mine = word_pack(word_version(word) + 1, TAKEN, q.owner)
+        block_relink(&q.arena, load_relaxed_u64(&job_cell(q, index).job_block), index, word_version(word))
+        # C6: pairs with R3
+        if cas_seq_cst_u64(cell_word(&q.cells, index), word, mine):
+            rescue_put_back(q, index, mine)
+            return True
+    elif word_state(word) == FENCED or word_state(word) == OVERDUE:
+        job_discard(q, index, word)
+    else:
+        job_free_if(q, index, word)
+    return False
+
+
+cdef inline void mark_own_results(Queue *q, Mailbox *box, uint64_t number, uint8_t *seen) noexcept nogil:
+    """Set `seen[cell]` for every result of the client `number` that its mailbox leads to; another's it would only pass."""
+    cdef uint64_t s, place
+    for s in range(box.refs.size):
+        place = load_acquire_u64(&box.refs.places[s])
+        if ref_full(&box.refs, place) and ref_is_live(&box.refs, &q.cells, COLLECTABLE, place) and (
+            load_relaxed_u64(&job_cell(q, ref_cell(&box.refs, place)).job_id) >> 48 == number
+        ):
+            seen[ref_cell(&box.refs, place)] = 1
+
+
 cdef inline uint64_t repair_cells(Queue *q, const uint8_t *seen, bint *whole) noexcept nogil:
-    """Publish every waiting or finished cell that no place leads to; how many."""
+    """Publish every waiting or finished cell that no place leads to; how many. `seen`: a byte a cell for each priority, and
+    one for the mailboxes."""
     cdef uint64_t i, word, job_id
     cdef uint64_t found = 0
     cdef Mailbox box
@@ -57,12 +97,12 @@ cdef inline uint64_t repair_cells(Queue *q, const uint8_t *seen, bint *whole) no
     cdef uint32_t level
     whole[0] = True
     for i in range(q.cells.count):
-        word = cell_mend(&q.cells, i, q.records.count, q.owner)
-        if seen[i]:
-            continue
+        word = load_acquire_u64(cell_word(&q.cells, i))
         code = EMPTY
         if word_is_one_of(word, CLAIMABLE):
             level = job_level(job_cell(q, i))
+            if seen[level * q.cells.count + i]:
+                continue
             code = refs_publish_due(&q.back[level], &q.cells, CLAIMABLE, word_version(word), i)
             if code == NO_PLACE:
                 code = queue_publish_back(q, level, word_version(word), i)
@@ -70,6 +110,8 @@ cdef inline uint64_t repair_cells(Queue *q, const uint8_t *seen, bint *whole) no
                 # no repair may be going on in this ring, or only one that has passed this cell
                 refs_call_for_repair(&q.back[level])
         elif word_state(word) == DONE or (is_letter(word) and word_owner(word) != 0):
+            if seen[LEVELS * q.cells.count + i]:
+                continue
             job_id = load_relaxed_u64(&job_cell(q, i).job_id)
             if queue_mailbox(q, job_id >> 48, &box):
                 cell_synced(q, i)
@@ -86,31 +128,79 @@ cdef inline uint64_t repair_cells(Queue *q, const uint8_t *seen, bint *whole) no
     return found
 
 
+cdef inline bint block_is_nobodys(Records *records, uint64_t word) noexcept nogil:
+    """Does a block's word say nothing, or name an owner who has gone?"""
+    cdef uint64_t number = (word >> 4) & 0xFFFF
+    cdef uint64_t status
+    if word & 0xF != OWNED:
+        return word & 0xF != LINKED and word != FREE_HOLE and word != FREE_BACKED
+    if number == 0 or number > records.count:
+        return True
+    # D3: pairs with H1 and H3; who has registered since is another incarnation, and has not written this word
+    status = load_seq_cst_u64(&records.first[number - 1].status)
+    return status_state(status) == SLOT_FREE or block_owned(status_incarnation(status) << 16 | number) != word
+
+
+cdef inline bint block_found(Queue *q, uint64_t ref) noexcept nogil:
+    """Link a block, OWNED by this one, to the cell whose job or result lies in it. False: there is none."""
+    cdef uint64_t i, word
+    cdef JobCell *cell
+    for i in range(q.cells.count):
+        cell = job_cell(q, i)
+        word = load_acquire_u64(cell_word(&q.cells, i))
+        if (
+            (load_relaxed_u64(&cell.job_block) == ref and word_is_one_of(word, CLAIMABLE | 1 << PARKED | 1 << TAKEN | 1 << DEAD))
+            or (load_relaxed_u64(&cell.result_block) == ref and word_is_one_of(word, 1 << COLLECTED | COLLECTABLE))
+        ):
+            # should the cell go on meanwhile, then this is a version that it has passed, and anybody's
+            block_link(&q.arena, ref, i, word_version(word))
+            return True
+    return False
+
+
+cdef inline void repair_blocks(Queue *q) noexcept nogil:
+    """Blocks that nobody can ever free: back to whose job or result lies in them, or to the disk."""
+    cdef Arena *arena = &q.arena
+    cdef uint64_t i, word
+    cdef uint32_t c
+    for c in range(arena.classes):
+        for i in range(arena.counts[c]):
+            # B2: pairs with B1 and B4
+            word = load_acquire_u64(&arena.words[c][i])
+            if block_is_nobodys(&q.records, word) and cas_acq_rel_u64(
+                &arena.words[c][i], word, block_owned(q.block_owner)
+            ) and not block_found(q, block_ref(c, i)):
+                block_punch(arena, c, i)
+
+
 cdef inline int64_t queue_repair(Queue *q) noexcept nogil:
-    """Make every ring, mailbox and cell agree again; how many jobs and results were found. -1: no memory."""
+    """Make every ring, mailbox, cell and block agree again; how many jobs and results were found. -1: no memory."""
     cdef uint64_t i
     cdef uint32_t level
     cdef uint32_t back_due[3]
     cdef uint32_t submit_due[3]
     cdef Mailbox box
     cdef bint whole
-    cdef uint64_t found
-    cdef uint8_t *seen = <uint8_t *> calloc(q.cells.count, 1)
+    cdef uint64_t found = 0
+    cdef uint8_t *seen = <uint8_t *> calloc((LEVELS + 1) * q.cells.count, 1)
     cdef uint32_t *mail_due = <uint32_t *> calloc(q.records.count, sizeof(uint32_t))
     if seen == NULL or mail_due == NULL:
         free(seen)
         free(mail_due)
         return -1
+    repair_blocks(q)
+    for i in range(q.cells.count):
+        found += job_mend(q, i)
     for level in range(<uint32_t> LEVELS):
         back_due[level] = refs_mend(&q.back[level])
         submit_due[level] = refs_mend(&q.submit[level])
-        refs_mark(&q.back[level], &q.cells, CLAIMABLE, seen)
-        refs_mark(&q.submit[level], &q.cells, CLAIMABLE, seen)
+        refs_mark(&q.back[level], &q.cells, CLAIMABLE, seen + level * q.cells.count)
+        refs_mark(&q.submit[level], &q.cells, CLAIMABLE, seen + level * q.cells.count)
     for i in range(q.records.count):
         if queue_mailbox(q, i + 1, &box):
             mail_due[i] = refs_mend(&box.refs)
-            refs_mark(&box.refs, &q.cells, COLLECTABLE, seen)
-    found = repair_cells(q, seen, &whole)
+            mark_own_results(q, &box, i + 1, seen + LEVELS * q.cells.count)
+    found += repair_cells(q, seen, &whole)
     if whole:
         for level in range(<uint32_t> LEVELS):
             refs_mended(&q.back[level], back_due[level])
@@ -166,6 +256,12 @@ cdef inline void write_letter(Queue *q, JobCell *cell, uint64_t index) noexcept 
         ))
 
 
+cdef inline void rescue_put_back(Queue *q, uint64_t index, uint64_t mine) noexcept nogil:
+    """A job TAKEN with `mine`: back to wait."""
+    if queue_give_back(q, index, mine) != OK:
+        refs_call_for_repair(&q.back[job_level(job_cell(q, index))])
+
+
 cdef inline Code set_aside(Queue *q, uint64_t index, uint64_t word, uint32_t state) noexcept nogil:
     """TAKEN(me) -> DEAD(me) or QUARANTINED(me), the error's text written before; its submitter is told."""
     cdef uint64_t letter = word_pack(word_version(word), state, q.owner)
@@ -219,8 +315,7 @@ cdef inline void rescue_unpublished(Queue *q, uint64_t index, uint64_t word) noe
     cdef uint64_t mine = word_pack(word_version(word), TAKEN, q.owner)
     # C7: pairs with C5 and C6
     if cas_seq_cst_u64(cell_word(&q.cells, index), word, mine):
-        if queue_give_back(q, index, mine) != OK:
-            refs_call_for_repair(&q.back[job_level(job_cell(q, index))])
+        rescue_put_back(q, index, mine)
 
 
 cdef inline void rescue_undelivered(Queue *q, uint64_t index, uint64_t word) noexcept nogil:
@@ -283,9 +378,12 @@ cdef inline int64_t rescue_pass(
             continue
         if not death_goes_on(death):
             return found
-        if state == WRITING or state == COLLECTED or state == FENCED or state == OVERDUE or (state == READY and not seen[i]):
+        if state == WRITING or state == COLLECTED or (state == READY and not seen[i]):
             found += 1
             job_free_if(q, i, word)
+        elif state == FENCED or state == OVERDUE:
+            found += 1
+            job_discard(q, i, word)
         elif state == TAKEN:
             found += 1
             rescue_taken(q, i, word, pid, code)
@@ -306,6 +404,15 @@ cdef inline int64_t rescue_pass(
     return found
 
 
+cdef inline void block_punch(Arena *arena, uint32_t c, uint64_t index) noexcept nogil:
+    """OWNED(me) -> punched, FREE_HOLE."""
+    fallocate_again(
+        arena.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, arena.data[c] + index * block_size(c), block_size(c)
+    )
+    # B1: pairs with B2
+    store_release_u64(&arena.words[c][index], FREE_HOLE)
+
+
 cdef inline uint64_t rescue_blocks(Queue *q, Death *death) noexcept nogil:
     """OWNED(dead) -> OWNED(me) -> punched, FREE_HOLE; how many."""
     cdef Arena *arena = &q.arena
@@ -323,11 +430,7 @@ cdef inline uint64_t rescue_blocks(Queue *q, Death *death) noexcept nogil:
                 return found
             found += 1
             if cas_acq_rel_u64(&arena.words[c][i], seen, block_owned(q.block_owner)):
-                fallocate_again(
-                    arena.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, arena.data[c] + i * block_size(c), block_size(c)
-                )
-                # B1: pairs with B2
-                store_release_u64(&arena.words[c][i], FREE_HOLE)
+                block_punch(arena, c, i)
     return found
 
 

@@ -57,6 +57,17 @@ cdef inline bint death_goes_on(Death *death) noexcept nogil:
     return load_seq_cst_u64(&death.record.status) == death.status
 
 
+cdef inline bint number_is_nobodys(Records *records, uint64_t number) noexcept nogil:
+    """Can nobody have this number, or has nobody? Asked after a cell's word was read that names it.
+
+    Whoever has taken the number since cannot have written that word: no word comes back within a version.
+    """
+    if number == 0 or number > records.count:
+        return True
+    # D3: pairs with H1 and H3
+    return status_state(load_seq_cst_u64(&records.first[number - 1].status)) == SLOT_FREE
+
+
 cdef inline uint64_t word_of(Cells *cells, uint64_t index) noexcept nogil:
     # D4: pairs with C8; either whoever finishes a job sees the mark of its client (P1), or this sees its word
     return load_seq_cst_u64(cell_word(cells, index))

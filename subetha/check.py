@@ -351,7 +351,10 @@ class _Look:
             found = int(classes[number].words[index])
             link = (word >> VERSION_SHIFT & BLOCK_VERSION_MASK) << 24 | cell << 4 | BlockState.LINKED
             where = f"{classes[number].size}/{index}"
-            if found != link:
+            if found == BlockState.FREE_HOLE:
+                text = f"the {what} lay in block {where}, which is empty: its bytes are lost, and its submitter will be told so"
+                yield Fault(what, f"cell {cell}", text, (word, block, found))
+            elif found != link:
                 text = (
                     f"the {what} lies in block {where}, which is not linked to it: expected {link:#x}, found {found:#x}"
                 )

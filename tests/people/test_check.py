@@ -21,6 +21,7 @@ from click.testing import CliRunner
 from subetha._core import encode_result
 from subetha.check import Fault, check_queue
 from subetha.cli import cli
+from subetha.errors import Empty
 from subetha.jobqueue import JobQueue
 from subetha.layout import (
     ARENA_LINES,
@@ -421,11 +422,69 @@ def dead_participant_half_rescued(data: Bytes) -> str:
     return "participant 5"
 
 
+def taken_by_one_who_never_was(data: Bytes) -> str:
+    number = short_job(data)
+    data.put(number, CellState.TAKEN, 9)
+    return f"cell {number}"
+
+
+def job_at_another_priority(data: Bytes) -> str:
+    number = short_job(data)
+    data.cell(number)["priority"] = 0
+    return f"cell {number}"
+
+
+def result_in_the_mailbox_of_another(data: Bytes) -> str:
+    number = short_result(data)
+    data.cell(number)["job_id"] = 7 << 48 | 1 << 32 | 1
+    return f"cell {number}"
+
+
+def block_of_one_who_never_was(data: Bytes) -> str:
+    data.smallest_blocks[9] = 1 << 20 | 9 << 4 | BlockState.OWNED
+    return "block 4096/9"
+
+
+def block_of_an_earlier_incarnation(data: Bytes) -> str:
+    """Participant 1 is the client, in its first incarnation."""
+    data.smallest_blocks[9] = 7 << 20 | 1 << 4 | BlockState.OWNED
+    return "block 4096/9"
+
+
+def block_in_an_unknown_state(data: Bytes) -> str:
+    data.smallest_blocks[9] = 0xF
+    return "block 4096/9"
+
+
+def free_block_with_more_in_its_word(data: Bytes) -> str:
+    data.smallest_blocks[9] = 1 << 20 | BlockState.FREE_BACKED
+    return "block 4096/9"
+
+
+def long_job_taken_by_one_who_never_was(data: Bytes) -> str:
+    number = long_job(data)
+    data.put(number, CellState.TAKEN, 9)
+    return f"cell {number}"
+
+
+def collected_by_one_who_never_was(data: Bytes) -> str:
+    data.put(9, CellState.COLLECTED, 9)
+    return "cell 9"
+
+
 REPAIRABLE: dict[str, list[Callable[[Bytes], str]]] = {
     "state": [unknown_state],
-    "owner": [taken_by_no_participant, written_by_nobody],
+    "owner": [
+        taken_by_no_participant,
+        written_by_nobody,
+        taken_by_one_who_never_was,
+        long_job_taken_by_one_who_never_was,
+        collected_by_one_who_never_was,
+    ],
     "reference": [
         job_without_reference,
+        job_at_another_priority,
+        result_in_the_mailbox_of_another,
         result_without_reference,
         letter_without_reference,
         result_of_a_client_without_mailbox,
@@ -434,6 +493,12 @@ REPAIRABLE: dict[str, list[Callable[[Bytes], str]]] = {
     "places": [laps_apart, a_hole, mailbox_laps_apart],
     "hints": [tail_ahead, tail_behind, head_ahead, head_behind],
     "participant": [dead_participant, dead_participant_half_rescued],
+    "block": [
+        block_of_one_who_never_was,
+        block_of_an_earlier_incarnation,
+        block_in_an_unknown_state,
+        free_block_with_more_in_its_word,
+    ],
 }
 # The client's timer would be faster than the check.
 NEEDS_NOBODY = {"participant"}
@@ -465,6 +530,56 @@ def test_a_repair_loses_no_job(at_rest: Path) -> None:
     with JobQueue.open(at_rest) as queue:
         claims = [queue.claim(0), queue.claim(0)]
         assert [len(claim.payload) for claim in claims] == [10 + 5, 10 + 3000]
+
+
+def test_a_job_in_the_hands_of_nobody_is_repaired_with_its_block(at_rest: Path) -> None:
+    data = Bytes(at_rest)
+    job_id = int(data.cell(long_job(data))["job_id"][0])
+    long_job_taken_by_one_who_never_was(data)
+    assert check(at_rest, "--repair")[0] == 1
+    with JobQueue.open(at_rest) as queue:
+        claims = [queue.claim(0), queue.claim(0)]
+        assert [(claim.job_id == job_id, claim.tobytes()[10:]) for claim in claims] == [
+            (False, b"short"),
+            (True, b"l" * 3000),
+        ]
+
+
+def test_a_result_in_the_mailbox_of_another_client_reaches_its_own(client: JobQueue, path: Path) -> None:
+    data = Bytes(path)
+    with JobQueue.open(path) as other:
+        other.recv_many(0)
+        other_id = other.submit(Pass(1, b"other"), priority=0)
+        client.claim(0).reply(encode_result(0, b"for the other"))
+        _, places = data.ring(f"mail/{other.slot + 1}")
+        number = int(places[0]) & (CELLS - 1)
+        # into the mailbox of the client, behind its own results
+        reference = int(places[0])
+        lose_reference(data, f"mail/{other.slot + 1}")
+        of_the_client, places = data.ring("mail/1")
+        places[int(of_the_client["tail"][0])] = reference
+        of_the_client["tail"] += 1
+        assert found(path) == {("reference", f"cell {number}")}
+        assert check(path, "--repair")[0] == 1
+        result = other.recv(WAIT_S)
+        assert (result.token, result.result) == (other_id, b"for the other")
+        assert [result.result for result in client.recv_many(5)] == [b"short", b"l" * 3000]
+    assert check(path)[0] == 0
+
+
+@pytest.mark.parametrize("word", [0xF, 1 << 20 | BlockState.FREE_BACKED, 7 << 20 | 1 << 4 | BlockState.OWNED])
+def test_a_block_whose_word_was_lost_goes_back_to_the_job_or_result_that_lies_in_it(
+    client: JobQueue, path: Path, word: int
+) -> None:
+    data = Bytes(path)
+    job, result = long_job(data), long_result(data)
+    for block in (data.cell(job)["job_block"], data.cell(result)["result_block"]):
+        data.smallest_blocks[int(block[0]) & 0xFFFF] = word
+    assert {kind for kind, _ in found(path)} == {"block", "job", "result"}
+    assert check(path, "--repair")[0] == 1
+    claims = [client.claim(0), client.claim(0)]
+    assert [claim.tobytes()[10:] for claim in claims] == [b"short", b"l" * 3000]
+    assert [result.result for result in client.recv_many(5)] == [b"short", b"l" * 3000]
 
 
 def test_a_block_of_a_dead_participant_is_found_and_given_back(at_rest: Path) -> None:
@@ -515,12 +630,6 @@ def test_what_a_killed_worker_has_left_is_found_and_moved_on(at_rest: Path) -> N
 # --- faults that stay -------------------------------------------------------------------------------------------------
 
 
-def taken_by_one_who_never_was(data: Bytes) -> str:
-    number = short_job(data)
-    data.put(number, CellState.TAKEN, 9)
-    return f"cell {number}"
-
-
 def job_longer_than_its_area(data: Bytes) -> str:
     number = short_job(data)
     data.cell(number)["job_length"] = 193
@@ -563,18 +672,6 @@ def job_in_an_earlier_version_of_its_block(data: Bytes) -> str:
     return f"cell {number}"
 
 
-def job_at_another_priority(data: Bytes) -> str:
-    number = short_job(data)
-    data.cell(number)["priority"] = 0
-    return f"cell {number}"
-
-
-def result_in_the_mailbox_of_another(data: Bytes) -> str:
-    number = short_result(data)
-    data.cell(number)["job_id"] = 7 << 48 | 1 << 32 | 1
-    return f"cell {number}"
-
-
 def result_longer_than_its_area(data: Bytes) -> str:
     number = short_result(data)
     data.cell(number)["result_length"] = 193
@@ -587,30 +684,7 @@ def result_in_a_freed_block(data: Bytes) -> str:
     return f"cell {number}"
 
 
-def block_of_one_who_never_was(data: Bytes) -> str:
-    data.smallest_blocks[9] = 1 << 20 | 9 << 4 | BlockState.OWNED
-    return "block 4096/9"
-
-
-def block_of_an_earlier_incarnation(data: Bytes) -> str:
-    """Participant 1 is the client, in its first incarnation."""
-    data.smallest_blocks[9] = 7 << 20 | 1 << 4 | BlockState.OWNED
-    return "block 4096/9"
-
-
-def block_in_an_unknown_state(data: Bytes) -> str:
-    data.smallest_blocks[9] = 0xF
-    return "block 4096/9"
-
-
-def free_block_with_more_in_its_word(data: Bytes) -> str:
-    data.smallest_blocks[9] = 1 << 20 | BlockState.FREE_BACKED
-    return "block 4096/9"
-
-
 BROKEN: dict[str, list[Callable[[Bytes], str]]] = {
-    "owner": [taken_by_one_who_never_was],
-    "reference": [job_at_another_priority, result_in_the_mailbox_of_another],
     "job": [
         job_longer_than_its_area,
         job_shorter_than_its_header,
@@ -621,12 +695,6 @@ BROKEN: dict[str, list[Callable[[Bytes], str]]] = {
         job_in_an_earlier_version_of_its_block,
     ],
     "result": [result_longer_than_its_area, result_in_a_freed_block],
-    "block": [
-        block_of_one_who_never_was,
-        block_of_an_earlier_incarnation,
-        block_in_an_unknown_state,
-        free_block_with_more_in_its_word,
-    ],
 }
 
 
@@ -643,13 +711,23 @@ def test_what_cannot_be_repaired_is_found_and_stays_broken(
     assert [(fault["kind"], fault["where"]) for fault in report["faults"]] == [(kind, where)]
 
 
-def test_a_missing_arena_is_made_anew_and_what_lay_in_it_is_reported(at_rest: Path) -> None:
+def test_a_missing_arena_is_made_anew_and_what_lay_in_it_is_said_to_be_lost_until_it_has_been_answered(
+    at_rest: Path,
+) -> None:
     os.unlink(at_rest / "arena")
     assert check(at_rest)[0] == 2
     code, report = check(at_rest, "--repair")
     assert code == 2
     assert [fault["kind"] for fault in report["repaired"]] == ["missing"]
     assert [fault["kind"] for fault in report["faults"]] == ["job"]
+    assert "its bytes are lost, and its submitter will be told so" in report["faults"][0]["text"]
+    assert check(at_rest, "--repair")[0] == 2
+    with JobQueue.open(at_rest) as queue:
+        claim = queue.claim(0)
+        assert claim.tobytes()[10:] == b"short"
+        with pytest.raises(Empty):
+            queue.claim(0)
+    assert check(at_rest)[0] == 0
 
 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {

@@ -74,13 +74,15 @@ def queue_is_empty_and_whole(path):
 # --- processes ------------------------------------------------------------------------------------------------------
 
 
-def test_clients_and_workers_in_many_processes_lose_double_and_mix_up_nothing(make, files_of, run_script):
+@pytest.mark.parametrize("repairs", [False, True], ids=["alone", "beside repairs"])
+def test_clients_and_workers_in_many_processes_lose_double_and_mix_up_nothing(make, files_of, run_script, repairs):
     queue = make(64, quota=14, participants=32, arena_bytes=2**22)
     queue.close()
     run_script(
         WORKER
         + """
-path, jobs = sys.argv[1], 900
+path, repairs = sys.argv[1], sys.argv[2] == "True"
+jobs = 300 if repairs else 900
 
 
 def client(number):
@@ -107,12 +109,25 @@ def client(number):
         assert queue.recv_many(10) == []
 
 
+def repair_and_come_again(gate):
+    # each time under another number, or another incarnation of it
+    os.close(gate.into)
+    while not select.select([gate.out], [], [], 0)[0]:
+        with JobQueue.open(path) as queue:
+            queue.repair()
+
+
+gate = Gate()
+repairers = [fork(repair_and_come_again, gate) for _ in range(2 if repairs else 0)]
 workers = [fork(work, path, seed, True) for seed in range(3)]
 wait_for([fork(client, number) for number in range(1, 5)])
 stop_workers(path, 3)
 wait_for(workers)
+gate.open()
+wait_for(repairers)
 """,
         queue.path,
+        repairs,
     )
     queue_is_empty_and_whole(queue.path)
     files = files_of(queue.path)
