@@ -216,39 +216,52 @@ cdef class Number:
         registration_end(&self.kept)
 
 
+cdef int join_slot(
+    Number number, Records *records, int fd, int64_t lock_base, uint64_t slot, uint64_t dead, uint32_t pid, uint32_t role,
+    const uint64_t *epoch, bint auto_beat, str path
+) except -1:
+    """Lock the slot's byte, then write its record, which is free, or shows the status `dead` of one that holds no lock.
+
+    1: it is this process's; 0: somebody was faster. OSError where the kernel gives no lock or descriptor.
+    """
+    cdef int why = registration_lock(&number.kept, fd, lock_base + <int64_t> slot)
+    if why == EAGAIN:
+        return 0
+    if why != 0:
+        raise OSError(why, f"{os.strerror(why)}: no lock for a participant of {path}")
+    number.record = &records.first[slot]
+    number.slot = <uint32_t> slot
+    if dead != 0:
+        # nobody can take it in between: the byte is locked
+        record_leave(number.record, dead)
+    if record_join(
+        number.record, pid, role, load_acquire_u64(epoch), files.boot_hash(), <uint64_t> realtime_ns(), &number.status
+    ) != OK:
+        registration_end(&number.kept)
+        return 0
+    why = registration_watch(
+        &number.kept, &number.record.status, number.status, &number.record.last_seen_epoch, epoch, auto_beat
+    )
+    if why != 0:
+        number.give_up(True)
+        raise OSError(why, f"{os.strerror(why)}: no timer thread for a participant of {path}")
+    return 1
+
+
 cdef Number take_number(
     Records *records, int fd, int64_t lock_base, uint32_t pid, uint32_t role, const uint64_t *epoch, bint auto_beat, str path
 ):
-    """Lock a free slot's byte, then write its record.
+    """A free slot's number.
 
     Raises TableFull, or OSError where the kernel gives no lock or descriptor.
     """
     cdef Number number = Number()
-    cdef uint64_t boot = files.boot_hash()
     cdef uint64_t slot
-    cdef int why
     for slot in range(records.count):
-        if status_state(load_acquire_u64(&records.first[slot].status)) != SLOT_FREE:
-            continue
-        why = registration_lock(&number.kept, fd, lock_base + <int64_t> slot)
-        if why == EAGAIN:
-            continue
-        if why != 0:
-            raise OSError(why, f"{os.strerror(why)}: no lock for a participant of {path}")
-        number.record = &records.first[slot]
-        number.slot = <uint32_t> slot
-        if record_join(
-            number.record, pid, role, load_acquire_u64(epoch), boot, <uint64_t> realtime_ns(), &number.status
-        ) != OK:
-            registration_end(&number.kept)
-            continue
-        why = registration_watch(
-            &number.kept, &number.record.status, number.status, &number.record.last_seen_epoch, epoch, auto_beat
-        )
-        if why != 0:
-            number.give_up(True)
-            raise OSError(why, f"{os.strerror(why)}: no timer thread for a participant of {path}")
-        return number
+        if status_state(load_acquire_u64(&records.first[slot].status)) == SLOT_FREE and join_slot(
+            number, records, fd, lock_base, slot, 0, pid, role, epoch, auto_beat, path
+        ):
+            return number
     raise errors.TableFull(
         f"{path}: all {records.count} slots are taken; close a handle, or create it with room for more participants"
     )

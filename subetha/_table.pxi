@@ -167,9 +167,32 @@ cdef class HeartbeatTable(Mapped):
         finally:
             self.leave()
 
+    cdef Number take_number_of_dead(self, uint32_t pid, uint32_t role, bint auto_beat):
+        """The number of a participant that is dead: of one that ran nothing, or else of any. None: all live.
+
+        Not in a queue's table: there what the dead had in hand is moved on before.
+        """
+        cdef Number number = Number()
+        cdef int64_t lock_base = <int64_t> self.bytes.shape[0]
+        cdef uint64_t slot, dead
+        cdef bint any_of_them
+        if self.file_header["extra"] != 0:
+            return None
+        for any_of_them in (False, True):
+            for slot in range(self.records.count):
+                if (
+                    is_dead(&self.records, self.fd, lock_base, slot, &dead)
+                    and (any_of_them or load_acquire_u64(&self.records.first[slot].in_flight_bitmap) == 0)
+                    and join_slot(
+                        number, &self.records, self.fd, lock_base, slot, dead, pid, role, self.epoch, auto_beat, self.file_path
+                    )
+                ):
+                    return number
+        return None
+
     @cython.binding(True)
     def register(self, pid, role=Role.WORKER, *, auto_beat=False):
-        """Take a slot.
+        """Take a slot. Where none is free, one whose holder is dead: first of those that had nothing in flight.
 
         Parameters
         ----------
@@ -187,6 +210,7 @@ cdef class HeartbeatTable(Mapped):
         Raises
         ------
         TableFull
+            Every slot's holder lives.
         ValueError
             No possible pid or role.
         """
@@ -197,9 +221,15 @@ cdef class HeartbeatTable(Mapped):
             pid = operator.index(pid)
             if not 0 < pid <= 0x7FFFFFFF:
                 raise ValueError(f"pid: expected 1 to {0x7FFFFFFF}, found {pid}")
-            number = take_number(
-                &self.records, self.fd, <int64_t> self.bytes.shape[0], pid, Role(role), self.epoch, auto_beat, self.file_path
-            )
+            role = Role(role)
+            try:
+                number = take_number(
+                    &self.records, self.fd, <int64_t> self.bytes.shape[0], pid, role, self.epoch, auto_beat, self.file_path
+                )
+            except errors.TableFull:
+                number = self.take_number_of_dead(pid, role, auto_beat)
+                if number is None:
+                    raise
             self.numbers[number.slot] = number
             return number.slot
         finally:

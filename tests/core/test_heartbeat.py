@@ -541,6 +541,62 @@ class TestLife:
         # its cells still name it: until somebody has rescued them nobody else may have its number
         assert table.register(ME) == slot + 1
 
+    def test_a_table_full_of_the_dead_makes_room_first_where_nothing_was_in_flight(
+        self, script, path, table, eventually
+    ):
+        assert table.register(ME) == 0
+        child = script(
+            """
+            table = HeartbeatTable.open(sys.argv[1])
+            slots = [table.register(os.getpid()) for _ in range(3)]
+            table.mark_in_flight(slots[0], 7)
+            say("ready")
+            signal.pause()
+            """,
+            path,
+        )
+        child.heard()
+        with pytest.raises(TableFull):
+            table.register(ME)
+        child.kill()
+        eventually(lambda: list(table) == [0], "the kernel drops the locks of a dead process", seconds=5)
+        statuses = TableFile(path).records["status"]
+        before = [int(status) for status in statuses]
+        assert [table.register(ME) for _ in range(3)] == [2, 3, 1]
+        with pytest.raises(TableFull):
+            table.register(ME)
+        assert [int(status) for status in statuses] == [before[0], *(status + (1 << 8) for status in before[1:])]
+        assert list(table) == [0, 1, 2, 3]
+        assert [table.snapshot(slot).in_flight_bitmap for slot in table] == [0] * 4
+        table.unregister(1)
+        assert table.register(ME) == 1
+
+    def test_those_who_take_the_slots_of_the_dead_at_once_get_one_each(self, script, path):
+        HeartbeatTable.create(path, 32).close()
+        for _ in range(5):
+            TableFile(path).records["status"] = 1 << 8 | SlotState.USED
+            children = [
+                script(
+                    """
+                    table = HeartbeatTable.open(sys.argv[1])
+                    say("ready")
+                    heard()
+                    say(*(table.register(os.getpid()) for _ in range(16)))
+                    heard()
+                    """,
+                    path,
+                )
+                for _ in range(2)
+            ]
+            for child in children:
+                child.heard()
+            for child in children:
+                child.tell()
+            assert sorted(int(slot) for child in children for slot in child.heard().split()) == list(range(32))
+            for child in children:
+                child.tell()
+                child.end()
+
     def test_a_stopped_process_is_alive(self, script, path, table):
         child = script(
             """
