@@ -49,7 +49,7 @@ def live_references(places, words, states):
     return found
 
 
-def _records(records, alive):
+def records_faults(records, alive):
     states = records["status"] & np.uint64(0xFF)
     expected = np.zeros(len(states), np.uint64)
     expected[sorted(alive)] = SlotState.USED
@@ -69,7 +69,7 @@ def _cells(words, letters=0):
 
 def _ring(name, lines, places, words, states):
     faults = [f"{name}: a live reference to cell {cell}" for cell in live_references(places, words, states)]
-    if lines["due"][0]:
+    if lines["due"][0] & 1:
         faults.append(f"{name}: a repair is due ({lines['due'][0]})")
     return faults
 
@@ -94,14 +94,14 @@ class RingCensus:
 
     def leftover(self, alive):
         """What is not as it must be once the dead are rescued: records, and cells in a dead one's hands."""
-        return _records(self.file.records, alive) + _in_hands(self.words, alive)
+        return records_faults(self.file.records, alive) + _in_hands(self.words, alive)
 
     def faults(self, alive):
         """What is not as it must be with everything taken out; `alive`: slots of those who still take part."""
         return [
             *_cells(self.words),
             *_ring("ring", self.file.lines, self.file.places, self.words, CLAIMABLE),
-            *_records(self.file.records, alive),
+            *records_faults(self.file.records, alive),
         ]
 
 
@@ -136,7 +136,7 @@ class QueueCensus:
             for word in words[words & 0xF == BlockState.OWNED]
             if (int(word) >> 4 & 0xFFFF) - 1 not in alive
         ]
-        return _records(self.records, alive) + _in_hands(self.words, alive) + owned
+        return records_faults(self.records, alive) + _in_hands(self.words, alive) + owned
 
     def faults(self, alive, letters=0):
         """What is not as it must be with everything taken out; `letters`: whether dead letters may lie about."""
@@ -154,4 +154,4 @@ class QueueCensus:
                     faults.append(f"a block of {size} bytes is OWNED by {word >> 4 & 0xFFFF}")
                 elif cell not in kept and _ahead(word >> 24, int(words[cell]) >> VERSION_SHIFT) >= 0:
                     faults.append(f"a block of {size} bytes is LINKED to cell {cell} and a version it has not passed")
-        return faults + _records(self.records, alive)
+        return faults + records_faults(self.records, alive)

@@ -9,15 +9,17 @@ from collections import Counter
 
 import numpy as np
 from census import QueueCensus, nothing_left, states_of
+from queue_files import QueueFiles
 
 from subetha._core import decode_submit, encode_result
 from subetha.errors import Empty, Full
 from subetha.jobqueue import JobQueue
-from subetha.layout import BlockState, CellState
+from subetha.layout import VERSION_SHIFT, BlockState, CellState, SlotState, cell_word
 from subetha.pass_registry import Pass
 
 CELLS, QUOTA, ARENA_BYTES, LONG = 16, 15, 2**18, 20_000
 LONG_BLOCKS = ARENA_BYTES // 2**15
+PLACES = 2 * CELLS
 VICTIM, FALLEN = "V", 1
 ONCE, NEVER, PERHAPS = {1}, {0}, {0, 1}
 PATIENCE_S = 20
@@ -104,17 +106,18 @@ class QueueStage:
     `setup`, `call` and `finish` run in the victim. `jobs` are the survivor's: name to the length of the arguments and the
     keywords of `submit`. `claims` and `results` say how often each job may be claimed afterwards, and how often the survivor
     gets its result. `dies` are (call, state) of others that die before: where a cell or block comes to that state for the
-    first time, or (None) when the call has returned.
+    first time, or (None) when the call has returned. Those of `lapses` are stopped there, and `silent` then.
     """
 
     template = "queue"
     jobs = {"S0": (40, {}), "S1": (40, {})}  # noqa: RUF012
     dies = ()
+    lapses = ()
     producer = VICTIM
-    letters = 0
 
     def __init__(self, directory):
         self.directory = directory
+        self.silent = []
 
     @classmethod
     def copy(cls, template, directory):
@@ -268,7 +271,7 @@ class QueueStage:
         self.look_at_answers()
         for letter in self.queue.dead_letters():
             assert self.queue.drop_dead(letter.job_id)
-        assert self.queue.duplicates == 0
+        assert self.queue.duplicates in self.duplicates()
         census = QueueCensus(self.directory)
         nothing_left(census.faults(self.alive))
         self.whole_round()
@@ -279,6 +282,13 @@ class QueueStage:
     def look_at_answers(self):
         for name, who in self.who.items():
             assert who in "SV", f"job {name}: {who}"
+
+    def look_at_trace(self):
+        """Did the call that was stepped through do what it is there for?"""
+
+    def duplicates(self):
+        """How many second results the survivor may have dropped."""
+        return {0}
 
     def whole_round(self):
         """As many jobs as there are cells for them, and as many blocks as there are."""
@@ -346,6 +356,44 @@ class SubmitBlock(Submit):
     length = LONG
 
 
+class SubmitToFullArena(Submit):
+    """Every byte of the arena lies in free blocks of another size: one of these is given back to the disk first."""
+
+    length = 5000
+
+    def before(self):
+        super().before()
+        ids = [self.queue.submit(Pass(1, arguments(f"B{n}", LONG)), wait=0) for n in range(LONG_BLOCKS)]
+        self.run_before(len(ids) + len(self.jobs))
+        assert self.queue.arena_backed_bytes == ARENA_BYTES
+
+    def run_before(self, count):
+        """Run and collect what is there, and hand the jobs of the survivor in again."""
+        for _ in range(count):
+            run(self.queue.try_claim(), "S")
+        assert len(self.queue.recv_many(count)) == count
+        self.ids.clear()
+        for name, (length, options) in self.jobs.items():
+            self.submit(name, length, **options)
+
+
+class SubmitToFullRing(Submit):
+    """Only references to cancelled jobs, behind one that waits, fill the ring: that one goes to `back` first."""
+
+    jobs = {"S0": (LONG, {})}  # noqa: RUF012
+
+    def before(self):
+        super().before()
+        for _ in range(PLACES - 1):
+            assert self.queue.cancel(self.queue.submit(Pass(1, b"")))
+
+    def setup(self):
+        QueueStage.setup(self)
+        self.queue.recv_many(0)
+        self.hand_in(0, priority=0)
+        self.next_job = self.job(1, self.length)
+
+
 class FirstCall(QueueStage):
     """Takes a number, and makes a mailbox."""
 
@@ -362,6 +410,26 @@ class FirstCall(QueueStage):
 
     def expect(self, returned, value):
         self.claims[self.name(1)] = ONCE if returned else PERHAPS
+
+
+class FirstCallAmongTheDead(FirstCall):
+    """Every other slot is a dead one's: one of these is rescued in its own name, and taken."""
+
+    jobs = {"S0": (LONG, {"priority": 0}), "S1": (40, {})}  # noqa: RUF012
+
+    def before(self):
+        super().before()
+        # looks from here on only when told: its timer would be faster
+        self.queue._watch()
+        self.fill_the_table()
+
+    def fill_the_table(self):
+        files = QueueFiles(self.directory)
+        files.records["status"][files.records["status"] & 0xFF == SlotState.FREE] = 1 << 8 | SlotState.USED
+        # the first of the dead has S0 in hand
+        for cell in files.cells:
+            if self.ids.get(int(cell["job_id"])) == "S0":
+                cell["word"] = cell_word(int(cell["word"]) >> VERSION_SHIFT, CellState.TAKEN, self.queue.slot + 2)
 
 
 class Recv(QueueStage):
@@ -390,6 +458,39 @@ class Recv(QueueStage):
 
 class RecvBlock(Recv):
     length = LONG
+
+
+class RecvLetter(QueueStage):
+    """The submitter of a job whose worker died in every attempt is told so."""
+
+    def setup(self):
+        super().setup()
+        self.hand_in(0, LONG, priority=0, max_attempts=1)
+        # whoever is traced stops at every signal
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+        pid = os.fork()
+        if pid == 0:
+            claim = JobQueue.open(self.directory).try_claim()
+            claim.started()
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.waitpid(pid, 0)
+        self.queue.rescue()
+
+    def call(self):
+        return str(self.queue.recv(PATIENCE_S).result)
+
+    def finish(self, value):
+        self.collect(0)
+        return super().finish(value)
+
+    def expect(self, returned, value):
+        self.claims[self.name(0)] = NEVER
+        assert not returned or "its worker died" in value
+
+    def settle(self):
+        letters = [letter.job_id for letter in self.queue.dead_letters()]
+        assert len(letters) == 1, f"letters: {letters}"
+        super().settle()
 
 
 class Cancel(QueueStage):
@@ -576,6 +677,39 @@ class Release(Held):
         self.claim.release()
 
 
+class ReleaseToFullRing(Held):
+    """Only references to cancelled jobs, behind one put back, fill the ring `back`: that one goes round."""
+
+    jobs = {"S0": (40, {}), "S1": (LONG, {})}  # noqa: RUF012
+
+    def before(self):
+        super().before()
+        first = self.queue.try_claim()
+        second = self.queue.try_claim()
+        assert named(decode_submit(second.payload)[1].args) == "S1"
+        first_id = first.job_id
+        second.release()
+        files = QueueFiles(self.directory)
+        for _ in range(PLACES - 1):
+            job_id = self.queue.submit(Pass(1, b""), priority=0)
+            claim = self.queue.try_claim()
+            # one of priority 1 would have been claimed after S1
+            files.cells["priority"][files.cells["job_id"] == job_id] = 1
+            claim.release()
+            assert self.queue.cancel(job_id)
+        # the victim claims S0 before S1
+        files.cells["priority"][files.cells["job_id"] == first_id] = 0
+        first.release()
+
+    def setup(self):
+        super().setup()
+        files = QueueFiles(self.directory)
+        files.cells["priority"][files.cells["job_id"] == self.claim.job_id] = 1
+
+    def call(self):
+        self.claim.release()
+
+
 class HoldLast(QueueStage):
     """Dies over a job in its last attempt."""
 
@@ -624,6 +758,36 @@ class DropDead(RetryDead):
 
     def settle(self):
         QueueStage.settle(self)
+
+
+# ---- repair ----
+
+
+class Repair(QueueStage):
+    """Places of a ring and of a mailbox have been overwritten."""
+
+    jobs = {"S0": (40, {}), "S1": (LONG, {}), "S2": (40, {"priority": 0}), "S3": (40, {"priority": 0})}  # noqa: RUF012
+
+    def before(self):
+        super().before()
+        for _ in range(2):
+            self.note_claim(self.queue.try_claim())
+        files = QueueFiles(self.directory)
+        for name in ("submit-1", f"mail/{self.queue.slot + 1}"):
+            lines, places = files.ring(name)
+            places[3:17] = places[3:17][::-1] ^ np.uint64(1 << 50)
+            lines["tail"] += 5
+
+    def call(self):
+        return self.queue.repair()
+
+    def look_at_the_dead(self, census):
+        """Nobody is: two jobs have run before."""
+
+    def after_kill_beside(self, tracee, slow):
+        slow.go_on()
+        self.queue.rescue()
+        self.settle()
 
 
 # ---- rescuers ----
@@ -722,7 +886,10 @@ class RescueClients(Rescue):
 CALLS = {
     "submit": Submit,
     "submit_block": SubmitBlock,
+    "submit_to_full_arena": SubmitToFullArena,
+    "submit_to_full_ring": SubmitToFullRing,
     "first_call": FirstCall,
+    "first_call_among_the_dead": FirstCallAmongTheDead,
     "claim": Claim,
     "claim_and_start": ClaimAndStart,
     "start_last": StartLast,
@@ -731,10 +898,13 @@ CALLS = {
     "reply_to_gone": ReplyToGone,
     "ack": Ack,
     "release": Release,
+    "release_to_full_ring": ReleaseToFullRing,
     "recv": Recv,
     "recv_block": RecvBlock,
+    "recv_letter": RecvLetter,
     "cancel": Cancel,
     "close": Close,
+    "repair": Repair,
     "rescue": Rescue,
     "rescue_of_clients": RescueClients,
     "retry_dead": RetryDead,

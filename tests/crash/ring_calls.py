@@ -5,6 +5,7 @@ import os
 import shutil
 from collections import Counter
 
+import numpy as np
 from census import RingCensus, nothing_left, states_of
 from traffic import origin_of, payload_of
 
@@ -38,6 +39,7 @@ class RingStage:
 
     waiting = 2
     dies = ()
+    lapses = ()
     handles_join = True
     producer = VICTIM
 
@@ -94,6 +96,9 @@ class RingStage:
 
     def note(self, payloads):
         self.seen.update(map(origin_of, payloads))
+
+    def look_at_trace(self):
+        """Did the call that was stepped through do what it is there for?"""
 
     def after_fall(self, fallen, pid):
         """Another one, of that pid, dies before the victim's call begins."""
@@ -256,6 +261,26 @@ class Close(RingStage):
         self.ring.close()
 
 
+class Repair(RingStage):
+    """Places and a hint have been overwritten."""
+
+    waiting = 3
+
+    def before(self):
+        super().before()
+        places = self.census.file.places
+        places[1:6] = places[1:6][::-1] ^ np.uint64(1 << 50)
+        self.census.file.tail += 5
+
+    def call(self):
+        return self.ring.repair()
+
+    def after_kill_beside(self, tracee, slow):
+        slow.go_on()
+        self.ring.rescue()
+        self.settle()
+
+
 class Rescue(RingStage):
     """Three have died: over a claim, in the middle of a release, and before a push was published."""
 
@@ -313,6 +338,7 @@ CALLS = {
     "claim_and_ack": ClaimAndAck,
     "claim_and_release": ClaimAndRelease,
     "close": Close,
+    "repair": Repair,
     "rescue": Rescue,
     "rescue_of_batches": HalfPush,
 }

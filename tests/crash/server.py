@@ -66,28 +66,40 @@ class Server:
             self.falls[key] = found[0]
         return self.falls[key]
 
-    def living(self, what, stage):
-        """Those whose death comes before the call, alive: with what they need opened, since to open may be to rescue."""
+    def living(self, what, stage, falls):
+        """Those who fall before the call, alive: with what they need opened, since to open may be to rescue."""
         others = []
-        for n, (name, _) in enumerate(stage.dies):
+        for n, (name, _) in enumerate(falls):
             fallen = self.modules[what].DYING[name](stage.directory)
             fallen.producer = self.modules[what].FALLEN + n
-            others.append((fallen, Tracee(fallen.setup, fallen.call)))
+            others.append((fallen, Tracee(fallen.setup, fallen.call, fallen.finish)))
         return others
 
-    def let_die(self, what, stage, others):
-        for (name, state), (_, tracee) in zip(stage.dies, others, strict=True):
+    def let_fall(self, what, stage, falls, others):
+        for (name, state), (_, tracee) in zip(falls, others, strict=True):
             if state is None:
                 tracee.run_to_end()
                 continue
             before = stage.count(state)
             if not tracee.run_to(self.falls[what, name, state]) or stage.count(state) <= before:
                 raise RuntimeError(f"{name} did not come to {state!r}")
+
+    def let_die(self, what, stage, others):
+        self.let_fall(what, stage, stage.dies, others)
         for _, tracee in others:
             tracee.kill()
 
+    def let_lapse(self, what, stage, others):
+        self.let_fall(what, stage, stage.lapses, others)
+        for _, tracee in others:
+            tracee.stop()
+        stage.silent = [tracee for _, tracee in others]
+        if others:
+            stage.silence()
+
     def prepare_falls(self, what, name):
-        for fall in self.stage_kind(what, name).dies:
+        kind = self.stage_kind(what, name)
+        for fall in (*kind.dies, *kind.lapses):
             if fall[1] is not None:
                 self.point_of_fall(what, *fall)
 
@@ -100,19 +112,21 @@ class Server:
     def act(self, what, name, *, finishes=0, is_traced=False, dies_later=False):
         """The stage and its victims, forked and waiting before their calls, with those dead that die first.
 
-        Where a call is traced with the dead about, the survivor is a process that is stopped meanwhile, and the timer of the
-        victim is, too: these would rescue before the slow steps get there.
+        Where a call is traced with the dead or the lapsed about, the survivor is a process that is stopped meanwhile, and the
+        timer of the victim is, too: these would do their work before the slow steps get there.
         """
         stage = self.stage(what, name)
         tracees = []
         try:
-            if is_traced and stage.dies:
+            is_alone = is_traced and (stage.dies or stage.lapses)
+            if is_alone:
                 tracees.append(Tracee(stage.before, int))
                 tracees[0].stop()
             else:
                 stage.before()
-            others = self.living(what, stage)
-            tracees += [tracee for _, tracee in others]
+            others = self.living(what, stage, stage.dies)
+            lapsed = self.living(what, stage, stage.lapses)
+            tracees += [tracee for _, tracee in (*others, *lapsed)]
             if not is_traced:
                 for fallen, tracee in others:
                     stage.after_fall(fallen, tracee.pid)
@@ -120,12 +134,13 @@ class Server:
                 Tracee(stage.setup, stage.call, stage.finish if n < finishes else None) for n in range(max(1, finishes))
             ]
             tracees += victims
-            if is_traced and stage.dies:
+            if is_alone:
                 victims[0].freeze_others()
             if dies_later:
                 stage.let_die = lambda: self.let_die(what, stage, others)
             else:
                 self.let_die(what, stage, others)
+            self.let_lapse(what, stage, lapsed)
             yield stage, *victims
         finally:
             for tracee in tracees:
@@ -139,6 +154,7 @@ class Server:
         """Every point of the call."""
         with self.act(what, name, is_traced=True) as (stage, tracee):
             points = [list(point) for point in tracee.trace(Watched(stage.watched))]
+            stage.look_at_trace()
             tracee.kill()
             return points
 
@@ -158,6 +174,7 @@ class Server:
     def stop(self, what, name, point):
         with self.act(what, name, finishes=1, dies_later=True) as (stage, tracee):
             hit = tracee.run_to(Point(*point))
+            stage.victim_pid = tracee.pid
             tracee.stop()
             stage.let_die()
             stage.traffic()

@@ -13,11 +13,11 @@ def test_a_kill_at_any_instruction_loses_doubles_and_blocks_nothing(campaign, ca
     campaign.kill("ring", call)
 
 
-@pytest.mark.parametrize("call", ["rescue", "rescue_of_batches"])
+@pytest.mark.parametrize("call", ["rescue", "rescue_of_batches", "repair"])
 def test_a_rescuer_killed_at_any_instruction_is_rescued_itself(campaign, call):
     campaign.kill("ring", call)
 
 
-@pytest.mark.parametrize("call", ["rescue", "rescue_of_batches"])
+@pytest.mark.parametrize("call", ["rescue", "rescue_of_batches", "repair"])
 def test_a_rescuer_stopped_at_any_instruction_does_no_harm_when_it_goes_on(campaign, call):
     campaign.kill_beside_a_stopped_one("ring", call)

@@ -7,7 +7,10 @@ import pytest
 
 @pytest.mark.parametrize(
     "call",
-    ["try_push", "first_push", "push_many", "try_pop", "pop_many", "claim_and_ack", "claim_and_release", "close"],
+    [
+        *("try_push", "first_push", "push_many", "try_pop", "pop_many", "claim_and_ack", "claim_and_release", "close"),
+        "repair",
+    ],
 )
 def test_messages_go_past_a_process_stopped_in_a_call_of_a_ring(campaign, call):
     campaign.stop("ring", call)
@@ -16,7 +19,8 @@ def test_messages_go_past_a_process_stopped_in_a_call_of_a_ring(campaign, call):
 @pytest.mark.parametrize(
     "call",
     [
-        *("submit", "submit_block", "first_call", "recv", "recv_block", "cancel", "close"),
+        *("submit", "submit_block", "submit_to_full_arena", "submit_to_full_ring", "first_call", "recv", "recv_block"),
+        *("recv_letter", "cancel", "close", "repair", "release_to_full_ring"),
         *("claim", "claim_and_start", "reply", "reply_block", "ack", "release", "retry_dead", "drop_dead"),
     ],
 )
