@@ -760,6 +760,27 @@ class DropDead(RetryDead):
         QueueStage.settle(self)
 
 
+class DropDeadBesideAnother(DropDead):
+    """The letter's cell and block are another client's by the time that the victim goes on."""
+
+    def traffic(self):
+        self.other = JobQueue.open(self.directory)
+        self.other_id = self.other.submit(Pass(1, arguments("O0", LONG)))
+        self.claims["O0"] = ONCE
+
+    def meanwhile(self):
+        time.sleep(0.0005)
+
+    def after_stop(self, value):
+        self.run_all()
+        assert self.other.recv(PATIENCE_S).token == self.other_id
+        self.other.close()
+        super().after_stop(value)
+
+    def is_under_way(self):
+        return False
+
+
 # ---- repair ----
 
 
@@ -909,5 +930,6 @@ CALLS = {
     "rescue_of_clients": RescueClients,
     "retry_dead": RetryDead,
     "drop_dead": DropDead,
+    "drop_dead_beside_another": DropDeadBesideAnother,
 }
 DYING = {kind.__name__: kind for kind in (HoldLast, SubmitOne, ReplyFirst, ReleaseFirst, SubmitBlock, Submit, Recv)}

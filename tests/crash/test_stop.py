@@ -22,6 +22,7 @@ def test_messages_go_past_a_process_stopped_in_a_call_of_a_ring(campaign, call):
         *("submit", "submit_block", "submit_to_full_arena", "submit_to_full_ring", "first_call", "recv", "recv_block"),
         *("recv_letter", "cancel", "close", "repair", "release_to_full_ring"),
         *("claim", "claim_and_start", "reply", "reply_block", "ack", "release", "retry_dead", "drop_dead"),
+        "drop_dead_beside_another",
     ],
 )
 def test_jobs_go_past_a_process_stopped_in_a_call_of_a_queue(campaign, call):
