@@ -1128,7 +1128,7 @@ cdef class QueueHandle(Mapped):
         return self.collect_waiting(True, timeout)
 
     def repair(self):
-        """Make hints, places and cells agree again, and publish every job and result that no place leads to.
+        """Make hints, places, cells and blocks agree again, and publish every job and result that no place leads to.
 
         For a queue whose bytes another process has damaged; calls that meet a contradiction run it themselves. Others may
         work, or repair, meanwhile. Jobs found again run in the order of their cells.
