@@ -366,6 +366,11 @@ class SubmitToFullArena(Submit):
         ids = [self.queue.submit(Pass(1, arguments(f"B{n}", LONG)), wait=0) for n in range(LONG_BLOCKS)]
         self.run_before(len(ids) + len(self.jobs))
         assert self.queue.arena_backed_bytes == ARENA_BYTES
+        self.holes_before = self.count(BlockState.FREE_HOLE)
+
+    def look_at_trace(self):
+        # one hole less of the size wanted, one more of another size
+        assert self.count(BlockState.FREE_HOLE) == self.holes_before, "nothing was given back to the disk"
 
     def run_before(self, count):
         """Run and collect what is there, and hand the jobs of the survivor in again."""
@@ -386,6 +391,9 @@ class SubmitToFullRing(Submit):
         super().before()
         for _ in range(PLACES - 1):
             assert self.queue.cancel(self.queue.submit(Pass(1, b"")))
+
+    def look_at_trace(self):
+        assert self.count(CellState.RETRY) == 1, "S0 was not put back"
 
     def setup(self):
         QueueStage.setup(self)
@@ -700,6 +708,17 @@ class ReleaseToFullRing(Held):
         # the victim claims S0 before S1
         files.cells["priority"][files.cells["job_id"] == first_id] = 0
         first.release()
+        self.before_the_round = self.version_of("S1")
+
+    def version_of(self, name):
+        return next(
+            int(cell["word"]) >> VERSION_SHIFT
+            for cell in QueueFiles(self.directory).cells
+            if self.ids.get(int(cell["job_id"])) == name
+        )
+
+    def look_at_trace(self):
+        assert self.version_of("S1") > self.before_the_round, "S1 has not gone round"
 
     def setup(self):
         super().setup()
