@@ -112,6 +112,7 @@ class QueueStage:
     template = "queue"
     jobs = {"S0": (40, {}), "S1": (40, {})}  # noqa: RUF012
     dies = ()
+    dies_first = False
     lapses = ()
     producer = VICTIM
 

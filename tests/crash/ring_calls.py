@@ -39,6 +39,7 @@ class RingStage:
 
     waiting = 2
     dies = ()
+    dies_first = False
     lapses = ()
     handles_join = True
     producer = VICTIM

@@ -172,11 +172,13 @@ class Server:
             return hit
 
     def stop(self, what, name, point):
-        with self.act(what, name, finishes=1, dies_later=True) as (stage, tracee):
+        later = not self.stage_kind(what, name).dies_first
+        with self.act(what, name, finishes=1, dies_later=later) as (stage, tracee):
             hit = tracee.run_to(Point(*point))
             stage.victim_pid = tracee.pid
             tracee.stop()
-            stage.let_die()
+            if later:
+                stage.let_die()
             stage.traffic()
             tracee.go_on(stage.meanwhile)
             stage.after_stop(tracee.value)

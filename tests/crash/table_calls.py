@@ -28,6 +28,7 @@ class TableStage:
     """The survivor, who holds a slot, and one call of a victim on the same table."""
 
     dies = ()
+    dies_first = False
     lapses = ()
 
     def __init__(self, directory):

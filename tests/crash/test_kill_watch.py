@@ -13,3 +13,34 @@ def test_a_leader_killed_at_any_instruction_is_followed_by_the_next_one(campaign
 @pytest.mark.parametrize("call", ["lapse", "overdue"])
 def test_a_leader_stopped_at_any_instruction_does_no_harm_when_it_goes_on_beside_the_next_one(campaign, call):
     campaign.stop("watch", call)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        *(
+            "submit",
+            "submit_block",
+            "submit_to_full_ring",
+            "recv",
+            "recv_block",
+            "recv_letter",
+            "cancel",
+            "close",
+            "claim",
+        ),
+        *(
+            "claim_and_start",
+            "reply",
+            "reply_block",
+            "ack",
+            "release",
+            "release_to_full_ring",
+            "retry_dead",
+            "drop_dead",
+        ),
+        *("rescue", "rescue_of_clients", "repair"),
+    ],
+)
+def test_the_work_of_one_who_was_stopped_for_long_at_any_instruction_is_moved_on(campaign, call):
+    campaign.stop("watch", f"lapsing_{call}")

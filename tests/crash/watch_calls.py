@@ -6,6 +6,7 @@ they go on, and have to find that their claims were taken away.
 
 import time
 
+import queue_calls
 from census import QueueCensus, nothing_left, states_of
 from queue_calls import (
     FALLEN,
@@ -16,8 +17,6 @@ from queue_calls import (
     PERHAPS,
     Held,
     QueueStage,
-    ReleaseFirst,
-    ReplyFirst,
     answer,
     make_template,
     named,
@@ -34,48 +33,10 @@ ONCE_OR_TWICE = {1, 2}
 LATE_EPOCHS = 10
 
 
-class Lead(QueueStage):
-    """The victim leads. Others have lapsed: with jobs in hand, with an answer not handed over, in the middle of a release."""
+class Leading(QueueStage):
+    """Whoever leads, and the time that goes by for those who are stopped."""
 
-    jobs = {  # noqa: RUF012
-        "S0": (40, {"priority": 0}),
-        "S1": (LONG, {}),
-        "S2": (LONG, {}),
-        "S3": (40, {}),
-        "S4": (LONG, {}),
-    }
-    lapses = (
-        ("HoldAndAnswer", None),
-        ("ReplyFirst", CellState.DONE),
-        ("ReleaseFirst", CellState.RETRY),
-        ("HoldAndAnswer", None),
-        ("HoldAndAnswer", None),
-    )
-    taken_away = CellState.FENCED
     stopped_pid = None
-
-    # ---- the victim ----
-
-    def setup(self):
-        super().setup()
-        self.queue._watch()
-        self.take_the_lead()
-        self.queue._watch()
-
-    def call(self):
-        self.queue._watch()
-
-    def finish(self, value):
-        words = QueueCensus(self.directory).words
-        mine = [
-            state
-            for word, state in zip(words, states_of(words), strict=True)
-            if int(word) & 0xFFFF == self.queue.slot + 1
-        ]
-        assert CellState.FENCED not in mine, "a cell that was taken away from this one is never free again"
-        return super().finish(value)
-
-    # ---- the files ----
 
     def table_lines(self):
         return (
@@ -100,6 +61,47 @@ class Lead(QueueStage):
             if int(record["pid"]) not in silent:
                 record["last_seen_epoch"] = epoch
         lines["epoch"] = epoch
+
+
+class Lead(Leading):
+    """The victim leads. Others have lapsed: with jobs in hand, with an answer not handed over, in the middle of a release."""
+
+    jobs = {  # noqa: RUF012
+        "S0": (40, {"priority": 0}),
+        "S1": (LONG, {}),
+        "S2": (LONG, {}),
+        "S3": (40, {}),
+        "S4": (LONG, {}),
+    }
+    lapses = (
+        ("HoldAndAnswer", None),
+        ("ReplyFirst", CellState.DONE),
+        ("ReleaseFirst", CellState.RETRY),
+        ("HoldAndAnswer", None),
+        ("HoldAndAnswer", None),
+    )
+    taken_away = CellState.FENCED
+
+    # ---- the victim ----
+
+    def setup(self):
+        super().setup()
+        self.queue._watch()
+        self.take_the_lead()
+        self.queue._watch()
+
+    def call(self):
+        self.queue._watch()
+
+    def finish(self, value):
+        words = QueueCensus(self.directory).words
+        mine = [
+            state
+            for word, state in zip(words, states_of(words), strict=True)
+            if int(word) & 0xFFFF == self.queue.slot + 1
+        ]
+        assert CellState.FENCED not in mine, "a cell that was taken away from this one is never free again"
+        return super().finish(value)
 
     # ---- the survivor, afterwards ----
 
@@ -199,5 +201,73 @@ class HoldAndAnswer(Held):
         self.queue.close()
 
 
-CALLS = {"lapse": Lead, "overdue": EndOverdue}
-DYING = {kind.__name__: kind for kind in (HoldAndAnswer, ReplyFirst, ReleaseFirst)}
+# ---- stopped for long in any other call ----
+
+
+class Lapsing(Leading):
+    """The victim is stopped for so long that its work is moved on, and those who die have died before."""
+
+    dies_first = True
+
+    def call(self):
+        try:
+            return super().call()
+        except TransportError as error:
+            return repr(error)
+
+    def finish(self, value):
+        if isinstance(value, str) and TransportError.__name__ in value:
+            self.queue.close()
+            return None
+        try:
+            return super().finish(value)
+        except TransportError:
+            self.queue.close()
+            return None
+
+    def traffic(self):
+        self.stopped_pid = self.victim_pid
+        for _ in range(2):
+            self.queue._watch()
+            self.take_the_lead()
+            self.silence()
+            self.queue._watch()
+            self.queue.rescue()
+            while self.step():
+                pass
+        for name in self.jobs:
+            assert self.got[name] == 1 or self.is_acknowledged, f"job {name} waits for the one who is stopped"
+        super().traffic()
+
+    def expect(self, returned, value):
+        """What was moved on may run there and here, and is answered once; what was acknowledged there may have no answer."""
+        super().expect(returned, value)
+        for name in (*self.jobs, *(self.name(n) for n in range(2)), "L0"):
+            self.claims[name] = {0, 1, 2}
+            if self.is_acknowledged and name in self.results:
+                self.results[name] = PERHAPS
+
+    def after_stop(self, value):
+        self.expect(False, None)
+        self.settle()
+
+    def look_at_answers(self):
+        for name, who in self.who.items():
+            assert who in "SV" or self.dies, f"job {name}: {who}"
+
+    def duplicates(self):
+        return {0, 1, 2}
+
+
+def lapsing(name):
+    kind = queue_calls.CALLS[name]
+    return type(f"Lapsing{kind.__name__}", (Lapsing, kind), {"is_acknowledged": name == "ack"})
+
+
+LAPSING = (
+    *("submit", "submit_block", "submit_to_full_ring", "recv", "recv_block", "recv_letter", "cancel", "close", "claim"),
+    *("claim_and_start", "reply", "reply_block", "ack", "release", "release_to_full_ring", "retry_dead", "drop_dead"),
+    *("rescue", "rescue_of_clients", "repair"),
+)
+CALLS = {"lapse": Lead, "overdue": EndOverdue} | {f"lapsing_{name}": lapsing(name) for name in LAPSING}
+DYING = queue_calls.DYING | {HoldAndAnswer.__name__: HoldAndAnswer}
