@@ -13,7 +13,7 @@ In a durable queue the disk has each step before the next one.
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
-from subetha._atomics cimport cas_seq_cst_u64, copy_unowned, fence_seq_cst, load_acquire_u64, load_relaxed_u32, \
+from subetha._atomics cimport cas_seq_cst_u64, copy_unowned, fence_seq_cst, load_acquire_u32, load_acquire_u64, \
     load_relaxed_u64, store_relaxed_u32, store_relaxed_u64
 from subetha._blocks cimport block_allocate, block_data, block_link, block_of
 from subetha._cells cimport (
@@ -178,9 +178,12 @@ cdef inline void queue_end_overdue(Queue *q, int64_t now) noexcept nogil:
         if word_state(word) != TAKEN:
             continue
         cell = job_cell(q, i)
-        deadline = load_relaxed_u64(&cell.deadline_ns)
-        if deadline == 0 or load_relaxed_u32(&cell.charged) != job_charge(word):
+        # J2: pairs with J1
+        if load_acquire_u32(&cell.charged) != job_charge(word):
             # not started by this claim: whoever has the job now has only claimed it, or buries who had it
+            continue
+        deadline = load_relaxed_u64(&cell.deadline_ns)
+        if deadline == 0:
             continue
         if deadline > <uint64_t> now or not fence_job(q, i, word, OVERDUE):
             deadline_put(q, deadline if deadline > <uint64_t> now else <uint64_t> now + 100000000)

@@ -26,6 +26,7 @@ from libc.string cimport memcpy
 from subetha._atomics cimport (
     cas_acq_rel_u64, cas_seq_cst_u64, load_acquire_u32, load_acquire_u64, load_relaxed_u8, load_relaxed_u16, load_relaxed_u32,
     load_relaxed_u64, private_get, private_set, store_relaxed_u8, store_relaxed_u16, store_relaxed_u32, store_relaxed_u64,
+    store_release_u32,
 )
 from subetha._blocks cimport Arena, block_allocate, block_data, block_free, block_link, block_of, block_relink
 from subetha._cells cimport (
@@ -145,7 +146,8 @@ cdef inline void job_start(Queue *q, JobCell *cell, uint64_t word) noexcept nogi
         if cell.timeout_ns:
             deadline = <uint64_t> monotonic_ns() + cell.timeout_ns
         store_relaxed_u64(&cell.deadline_ns, deadline)
-        store_relaxed_u32(&cell.charged, job_charge(word))
+        # J1: pairs with J2
+        store_release_u32(&cell.charged, job_charge(word))
         if deadline:
             # last: the leader looks only at what is charged
             deadline_put(q, deadline)
