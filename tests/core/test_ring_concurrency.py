@@ -185,7 +185,7 @@ class TestEachMessageOnce:
             got = [payload for _, one in results for payload in one] + ring.pop_many(16)
             assert len(put) > 100
             assert sorted(got) == sorted(put)
-            assert RingFile(path).used_slots == [0]
+            assert len(RingFile(path).used_slots) == 1
 
     def test_32_processes_open_or_create_one_ring_at_once(self, run_script, path):
         out = run_script(

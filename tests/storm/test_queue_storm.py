@@ -22,7 +22,7 @@ from . import jobs
 from .capacity import capacity_of, make_mailboxes, make_queue_old, wrapped
 from .crowd import PATIENCE_S, Board, Crowd, until
 
-from ..crash.census import QueueCensus, QueueFiles, nothing_left  # isort: skip  # the crowd's module says where it finds ring_file
+from ..crash.census import QueueCensus, QueueFiles, nothing_left  # isort: skip
 
 WORKERS = 4
 CELLS = 256
