@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from subetha._core import HeartbeatTable as HeartbeatTable
     from subetha._core import JobClaim as JobClaim
     from subetha._core import Pass as Pass
+    from subetha._core import SharedDeque as SharedDeque
     from subetha._core import SharedRing as SharedRing
     from subetha._core import SubmittedResult as SubmittedResult
     from subetha.errors import ArenaFull as ArenaFull
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from subetha.errors import HeartbeatError as HeartbeatError
     from subetha.errors import JobTimeout as JobTimeout
     from subetha.errors import LayoutMismatch as LayoutMismatch
+    from subetha.errors import NotOwner as NotOwner
     from subetha.errors import PassError as PassError
     from subetha.errors import PayloadTooLarge as PayloadTooLarge
     from subetha.errors import ResultTooLarge as ResultTooLarge
@@ -66,8 +68,8 @@ if TYPE_CHECKING:
 _MODULE_OF = {
     name: module
     for module, names in {
-        "_core": "Claim HeartbeatTable JobClaim Pass SharedRing SubmittedResult",
-        "errors": "ArenaFull ArgsTooLarge Empty ExecutionError Full HeartbeatError JobTimeout LayoutMismatch PassError "
+        "_core": "Claim HeartbeatTable JobClaim Pass SharedDeque SharedRing SubmittedResult",
+        "errors": "ArenaFull ArgsTooLarge Empty ExecutionError Full HeartbeatError JobTimeout LayoutMismatch NotOwner PassError "
         "PayloadTooLarge ResultTooLarge SchedError SubethaError TableFull TransportError UnknownClosureId "
         "UnsupportedTransportFamily WorkerDied",
         "failover": "FailoverWatchdog ReclaimReport iter_in_flight_bits",

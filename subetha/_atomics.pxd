@@ -13,6 +13,7 @@ cdef extern from "atomics.h" nogil:
     uint32_t load_seq_cst_u32(const uint32_t *p)
     void store_relaxed_u64(uint64_t *p, uint64_t v)
     void store_release_u64(uint64_t *p, uint64_t v)
+    void store_seq_cst_u64(uint64_t *p, uint64_t v)
     void store_release_u32(uint32_t *p, uint32_t v)
     void store_relaxed_u32(uint32_t *p, uint32_t v)
     void store_relaxed_u16(uint16_t *p, uint16_t v)

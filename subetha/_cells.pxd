@@ -36,6 +36,10 @@ ctypedef struct Cells:
     uint64_t stride
     uint32_t bits           # log2(count)
 
+ctypedef struct Filled:
+    uint64_t cell       # was filled, and still without a reference
+    uint64_t word       # its word while it was being filled
+
 
 cdef inline uint64_t word_pack(uint64_t version, uint32_t state, uint64_t owner) noexcept nogil:
     # the shift drops what is above 44 bits: versions wrap

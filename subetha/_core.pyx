@@ -14,11 +14,13 @@ from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.number cimport PyNumber_AsSsize_t
 from libc.math cimport isnan
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 from subetha._atomics cimport *
 from subetha._blocks cimport *
 from subetha._cells cimport *
+from subetha._deque cimport *
 from subetha._heartbeat cimport *
 from subetha._lapse cimport *
 from subetha._layout cimport *
@@ -28,6 +30,7 @@ from subetha._recovery cimport *
 from subetha._repair cimport *
 from subetha._rescue cimport *
 from subetha._ring cimport *
+from subetha._shareddeque cimport *
 from subetha._sharedring cimport *
 from subetha._watch cimport *
 
@@ -42,10 +45,13 @@ from subetha import errors, files, layout
 cdef object Kind = layout.Kind
 cdef object Role = layout.Role
 cdef uint64_t LINES = layout.LINES_OFFSET
+cdef object ZERO = 0
 
 include "_wire.pxi"
 include "_mapped.pxi"
+include "_messages.pxi"
 include "_sharedring.pxi"
+include "_shareddeque.pxi"
 include "_table.pxi"
 include "_queue.pxi"
 
@@ -59,7 +65,7 @@ def punch_hole(int fd, int64_t offset, int64_t length):
 def end_with_parent(pid):
     """Let this process end soon after its parent `pid`: by SIGTERM within half a second, by SIGKILL 3.5 s later where it is stuck.
 
-    It is watched by the native timer, which runs while a heartbeat table, ring or queue of this process holds a number.
+    It is watched by the native timer, which runs while a heartbeat table, ring, deque or queue of this process holds a number.
     """
     watch_parent(pid)
 
@@ -69,6 +75,7 @@ cdef int check_layout() except -1:
     cdef RingCell ring
     cdef JobCell job
     cdef RingLines lines
+    cdef DequeLines ends
     cdef PoolLines pool
     cdef Participant participant
     cdef ArenaLines arena
@@ -108,6 +115,12 @@ cdef int check_layout() except -1:
             "due": <size_t> &lines.due - <size_t> &lines,
             "items": <size_t> &lines.items - <size_t> &lines,
             "space": <size_t> &lines.space - <size_t> &lines,
+        }),
+        "DEQUE_LINES": (sizeof(DequeLines), {
+            "top": <size_t> &ends.top - <size_t> &ends,
+            "bottom": <size_t> &ends.bottom - <size_t> &ends,
+            "owner": <size_t> &ends.owner - <size_t> &ends,
+            "pushes": <size_t> &ends.pushes - <size_t> &ends,
         }),
         "POOL_LINES": (sizeof(PoolLines), {
             "items": <size_t> &pool.items - <size_t> &pool,

@@ -96,6 +96,14 @@ ctypedef struct RingLines:
     uint32_t space
     uint8_t pad3[124]
 
+ctypedef struct DequeLines:
+    uint64_t top
+    uint8_t pad0[120]
+    uint64_t bottom
+    uint64_t owner
+    uint64_t pushes
+    uint8_t pad1[104]
+
 ctypedef struct PoolLines:
     uint32_t items
     uint8_t pad0[124]

@@ -70,12 +70,16 @@ cdef inline void wake_some(uint32_t *word, int most) noexcept nogil:
     futex_wake_u32(word, most)
 
 
-cdef inline void wake_one(uint32_t *word) noexcept nogil:
-    """Called after a locked instruction that made something available."""
+cdef inline void wake_up_to(uint32_t *word, int n) noexcept nogil:
+    """Called after a locked instruction that made `n` things available."""
     # W1: pairs with W2; either this load sees the waiter's bit or the waiter's check sees what was made available
     fence_after_rmw()
     if load_seq_cst_u32(word) & WAITERS_BIT:
-        wake_some(word, 1)
+        wake_some(word, n)
+
+
+cdef inline void wake_one(uint32_t *word) noexcept nogil:
+    wake_up_to(word, 1)
 
 
 cdef inline void wake_many(uint32_t *word, int n) noexcept nogil:

@@ -47,12 +47,10 @@ ctypedef struct Ref:
     uint64_t word           # the cell's word as read
 
 
-cdef inline void refs_init(Refs *refs, RingLines *lines, uint64_t *places, uint32_t cell_bits) noexcept nogil:
+cdef inline void refs_init_places(Refs *refs, uint64_t *places, uint32_t cell_bits) noexcept nogil:
+    """The widths of a place's word, which a deque shares."""
     cdef uint32_t lap_bits = (63 - cell_bits) // 2
     cdef uint32_t version_bits = 63 - cell_bits - lap_bits
-    refs.tail = &lines.tail
-    refs.head = &lines.head
-    refs.due = &lines.due
     refs.places = places
     refs.cell_bits = cell_bits
     refs.size_bits = cell_bits + 1
@@ -64,6 +62,13 @@ cdef inline void refs_init(Refs *refs, RingLines *lines, uint64_t *places, uint3
     refs.cell_mask = (<uint64_t> 1 << cell_bits) - 1
     refs.version_mask = (<uint64_t> 1 << version_bits) - 1
     refs.full_bit = <uint64_t> 1 << (refs.lap_shift - 1)
+
+
+cdef inline void refs_init(Refs *refs, RingLines *lines, uint64_t *places, uint32_t cell_bits) noexcept nogil:
+    refs.tail = &lines.tail
+    refs.head = &lines.head
+    refs.due = &lines.due
+    refs_init_places(refs, places, cell_bits)
 
 
 cdef inline uint64_t ref_lap(Refs *refs, uint64_t place) noexcept nogil:
@@ -78,6 +83,11 @@ cdef inline uint64_t ref_cell(Refs *refs, uint64_t place) noexcept nogil:
     return place & refs.cell_mask
 
 
+cdef inline uint64_t ref_full_word(Refs *refs, uint64_t version, uint64_t cell) noexcept nogil:
+    """A place's word, but for the lap."""
+    return refs.full_bit | (version & refs.version_mask) << refs.cell_bits | cell
+
+
 cdef inline bint ref_version_is(Refs *refs, uint64_t place, uint64_t version) noexcept nogil:
     return ((place >> refs.cell_bits) ^ version) & refs.version_mask == 0
 
@@ -85,6 +95,11 @@ cdef inline bint ref_version_is(Refs *refs, uint64_t place, uint64_t version) no
 cdef inline uint64_t ref_empty(Refs *refs, uint64_t lap) noexcept nogil:
     # the shift drops what is above lap_bits: laps wrap
     return lap << refs.lap_shift
+
+
+cdef inline bint ref_full_at(Refs *refs, uint64_t place, uint64_t position) noexcept nogil:
+    """Is the place full, in the lap of the position?"""
+    return (place ^ ref_empty(refs, position >> refs.size_bits)) >> (refs.lap_shift - 1) == 1
 
 
 cdef inline int64_t signed_difference(uint64_t a, uint64_t b, uint32_t bits) noexcept nogil:
@@ -172,7 +187,7 @@ cdef inline Code refs_publish_due(Refs *refs, Cells *cells, uint32_t states, uin
     """
     cdef uint64_t position, place, empty
     cdef int64_t lead
-    cdef uint64_t full = refs.full_bit | (version & refs.version_mask) << refs.cell_bits | cell
+    cdef uint64_t full = ref_full_word(refs, version, cell)
     cdef bint rebuilt = False
     cdef uint64_t tries = 0
     while tries < 4 * refs.size + 64:
@@ -237,8 +252,7 @@ cdef inline Code refs_peek(Refs *refs, Cells *cells, uint32_t states, Ref *out) 
         position = load_acquire_u64(refs.head) & refs.position_mask
         # R2: pairs with R4 and R6; seq_cst, since a waiter has set its bit before (W2)
         place = load_seq_cst_u64(&refs.places[position & refs.size_mask])
-        if (place ^ ref_empty(refs, position >> refs.size_bits)) >> (refs.lap_shift - 1) == 1:
-            # the same lap, and full
+        if ref_full_at(refs, place, position):
             if ref_cell(refs, place) < cells.count:
                 # R3: pairs with C5, C6 and C8
                 word = load_acquire_u64(cell_word(cells, ref_cell(refs, place)))

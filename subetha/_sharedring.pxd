@@ -1,5 +1,7 @@
 """A ring used alone: cells with messages and the ring of references to them, in one file.
 
+A deque used alone (_shareddeque.pxd) is such a ring, for its put-backs, and beside it the places of the deque (`ends`).
+
     push     FREE -> WRITING(me), write, READY(me), publish
     pop      READY, RETRY -> TAKEN(me), copy, FREE, pass the place
     release  TAKEN(me) -> RETRY(me) version+1, publish
@@ -12,9 +14,10 @@ from libc.string cimport memcpy, memset
 
 from subetha._atomics cimport cas_acq_rel_u64, cas_seq_cst_u64, load_acquire_u64, load_relaxed_u64, store_relaxed_u64
 from subetha._cells cimport (
-    Cells, cell_free_if, cell_free_owned, cell_publish, cell_word, cells_acquire, word_is_one_of, word_owner, word_pack,
+    Cells, Filled, cell_free_if, cell_free_owned, cell_publish, cell_word, cells_acquire, word_is_one_of, word_owner, word_pack,
     word_state, word_version,
 )
+from subetha._deque cimport Ends, ends_mark, ends_mend, ends_unchanged
 from subetha._heartbeat cimport Records
 from subetha._layout cimport (
     CLAIMABLE, EMPTY, FREE, FULL, LOST, NO_PLACE, OK, READY, RETRY, TAKEN, WRITING, Code, RingCell, RingLines,
@@ -27,21 +30,18 @@ from subetha._ring cimport Ref, Refs, refs_pass, refs_peek, refs_publish, refs_p
 cdef enum:
     PASSES = 64     # of one rescue; others may put something in the dead one's name between two of them, but not for long
 
-ctypedef struct Filled:
-    uint64_t cell       # READY once it was filled, and still without a reference
-    uint64_t word       # its word while it was being filled
-
 ctypedef struct Ring:
     Cells cells
     Refs refs
+    Ends ends           # of a deque; in a ring its size is 0
     RingLines *lines
     uint64_t owner      # this handle's number
     uint64_t hint       # private: where a free cell may be
     int64_t looked_ns   # private: when the hints were last looked for in the places
 
 
-cdef inline Code ring_fill(Ring *ring, const uint8_t *data, Py_ssize_t length, Filled *out) noexcept nogil:
-    """Claim a FREE cell, write, READY. The reference is still to be published."""
+cdef inline Code ring_write(Ring *ring, const uint8_t *data, Py_ssize_t length, Filled *out) noexcept nogil:
+    """Claim a FREE cell and write; it stays WRITING."""
     cdef RingCell *cell
     cdef Code code = cells_acquire(&ring.cells, 0, &ring.hint, ring.owner, &out.cell, &out.word)
     if code != OK:
@@ -49,8 +49,15 @@ cdef inline Code ring_fill(Ring *ring, const uint8_t *data, Py_ssize_t length, F
     cell = <RingCell *> cell_word(&ring.cells, out.cell)
     cell.length = <uint32_t> length
     memcpy(<uint8_t *> cell + sizeof(RingCell), data, length)
-    cell_publish(&ring.cells, out.cell, out.word, READY)
     return OK
+
+
+cdef inline Code ring_fill(Ring *ring, const uint8_t *data, Py_ssize_t length, Filled *out) noexcept nogil:
+    """Claim a FREE cell, write, READY. The reference is still to be published."""
+    cdef Code code = ring_write(ring, data, length, out)
+    if code == OK:
+        cell_publish(&ring.cells, out.cell, out.word, READY)
+    return code
 
 
 cdef inline Code ring_publish(Ring *ring, Filled *filled) noexcept nogil:
@@ -147,7 +154,14 @@ cdef inline Code ring_has_space(void *context, bint thorough) noexcept nogil:
     return FULL
 
 
-# ---- repair and rescue ----
+# ---- repair and rescue, of a ring and of a deque ----
+
+
+cdef inline bint ring_mark_all(Ring *ring, uint8_t *seen) noexcept nogil:
+    """Set `seen[cell]` for every cell that a live reference leads to. False where one may have been missed: repair first."""
+    return refs_mark_all(&ring.refs, &ring.cells, CLAIMABLE, seen) and (
+        ring.ends.size == 0 or ends_mark(&ring.ends, &ring.cells, seen)
+    )
 
 
 cdef inline uint64_t ring_repair(Ring *ring, uint64_t most_owner, uint8_t *seen) noexcept nogil:
@@ -156,11 +170,20 @@ cdef inline uint64_t ring_repair(Ring *ring, uint64_t most_owner, uint8_t *seen)
     cdef uint64_t found = 0
     cdef bint whole = True
     cdef Code code
+    cdef uint64_t pushes = 0
     cdef uint32_t due = refs_mend(&ring.refs)
+    if ring.ends.size != 0:
+        ends_mend(&ring.ends)
+        # S1: pairs with S2
+        pushes = load_acquire_u64(ring.ends.pushes)
+        ends_mark(&ring.ends, &ring.cells, seen)
     refs_mark(&ring.refs, &ring.cells, CLAIMABLE, seen)
     for i in range(ring.cells.count):
         word = cell_mend(&ring.cells, i, most_owner, ring.owner)
         if not seen[i] and word_is_one_of(word, CLAIMABLE):
+            if ring.ends.size != 0 and word_state(word) == READY and not ends_unchanged(&ring.ends, pushes):
+                # of a push that goes on: it becomes visible with all others of its batch, or not at all
+                continue
             code = ring_publish_found(ring, word_version(word), i)
             found += code == OK
             whole = whole and code == OK
@@ -205,7 +228,7 @@ cdef inline bint ring_rescue(Ring *ring, Records *records, uint64_t slot, uint64
         return False
     for _pass in range(PASSES):
         memset(seen, 0, ring.cells.count)
-        if not refs_mark_all(&ring.refs, &ring.cells, CLAIMABLE, seen):
+        if not ring_mark_all(ring, seen):
             memset(seen, 0, ring.cells.count)
             ring_repair(ring, records.count, seen)
         elif ring_rescue_pass(ring, &death, seen) == 0:

@@ -31,6 +31,10 @@ class PayloadTooLarge(TransportError, ValueError):
     """A payload is longer than the cells of this file."""
 
 
+class NotOwner(TransportError):
+    """A push or pop of a deque by somebody who is not its owner; the message says who is."""
+
+
 class ArenaFull(TransportError):
     """No block of the size asked for is left, or the disk is full."""
 

@@ -25,7 +25,7 @@ MIN_QUEUE_CELLS = 16
 MAX_PARTICIPANTS = 65_534
 MIN_PAYLOAD_BYTES, MAX_PAYLOAD_BYTES = 8, 4088
 RING_PARTICIPANTS = 1022
-"""Handles that may hold a ring used alone at one time."""
+"""Handles that may hold a ring or a deque used alone at one time."""
 PRIORITIES = 3
 MIN_AREA_BYTES, MAX_AREA_BYTES = 56, 32_768
 MIN_BLOCK_BYTES = 4096
@@ -139,6 +139,16 @@ RING_LINES = np.dtype(
     }
 )
 """Hints of a ring, the futex words of those who wait for items and for space, and which repair goes on (`due`, bit 0)."""
+
+DEQUE_LINES = np.dtype(
+    {
+        "names": ["top", "bottom", "owner", "pushes"],
+        "formats": ["<u8", "<u8", "<u8", "<u8"],
+        "offsets": [0, HOT_LINE, HOT_LINE + 8, HOT_LINE + 16],
+        "itemsize": 2 * HOT_LINE,
+    }
+)
+"""The two ends of a deque; `owner` = incarnation << 16 | number of who may push (0: nobody); `pushes` is odd during a push."""
 
 POOL_LINES = np.dtype(
     {

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from subetha._core import HeartbeatTable, SharedRing
+from subetha._core import HeartbeatTable, SharedDeque, SharedRing
 
 SCRIPT_SECONDS = 60
 
@@ -21,8 +21,8 @@ SCRIPT_HEAD = """
 import faulthandler, gc, os, signal, sys, threading, time
 faulthandler.enable()
 import numpy as np
-from ring_file import RingFile, TableFile
-from subetha._core import HeartbeatTable, SharedRing
+from ring_file import DequeFile, RingFile, TableFile
+from subetha._core import HeartbeatTable, SharedDeque, SharedRing
 from subetha.errors import *
 from subetha.layout import CellState, Role, cell_word
 from traffic import origin_of, payload_of
@@ -157,6 +157,13 @@ def path(shm) -> Path:
 def ring(path):
     """A ring of 4 cells, 56 bytes each, at `path`."""
     with SharedRing.create(path, 4) as made:
+        yield made
+
+
+@pytest.fixture
+def deque(path):
+    """A deque of 4 cells, 56 bytes each, at `path`, owned by this handle."""
+    with SharedDeque.create(path, 4) as made:
         yield made
 
 

@@ -14,6 +14,7 @@ import struct
 import numpy as np
 
 from subetha.layout import (
+    DEQUE_LINES,
     FILE_HEADER,
     HOT_LINE,
     LINE,
@@ -85,7 +86,8 @@ class RingFile:
         self.version_bits = 63 - self.cell_bits - self.lap_bits
         self.places_at = LINES_OFFSET + RING_LINES.itemsize
         self.records_at = self.places_at + 8 * self.size
-        self.cells_at = align(self.records_at + participants * PARTICIPANT.itemsize, HOT_LINE)
+        self.cells_at = self.ends_at = align(self.records_at + participants * PARTICIPANT.itemsize, HOT_LINE)
+        self.find_ends()
         self.stride = align(RING_CELL.itemsize + self.payload_bytes, LINE)
         self.lines = self.contents[LINES_OFFSET : self.places_at].view(RING_LINES)
         self.places = self.contents[self.places_at : self.records_at].view("<u8")
@@ -100,6 +102,9 @@ class RingFile:
         )
         assert len(cells) == self.capacity
         self.words, self.lengths, self.payloads = cells["word"], cells["length"], cells["payload"]
+
+    def find_ends(self):
+        """A deque's file has more before its cells."""
 
     @property
     def tail(self):
@@ -177,6 +182,35 @@ class RingFile:
         self.lengths[cell] = len(payload)
         self.payloads[cell, : len(payload)] = np.frombuffer(payload, np.uint8)
         self.words[cell] = cell_word(version, state, owner)
+
+
+class DequeFile(RingFile):
+    """A deque's file: `ends` are its top, bottom, owner and pushes, `slots` its places; `places` and hints are those of `back`."""
+
+    def find_ends(self):
+        self.cells_at = align(self.ends_at + DEQUE_LINES.itemsize + 8 * self.size, HOT_LINE)
+        self.ends = self.contents[self.ends_at :][: DEQUE_LINES.itemsize].view(DEQUE_LINES)
+        self.slots = self.contents[self.ends_at + DEQUE_LINES.itemsize :][: 8 * self.size].view("<u8")
+
+    def get(self, name):
+        return int(self.ends[name][0])
+
+    def put(self, **values):
+        for name, value in values.items():
+            self.ends[name] = value % 2**64
+
+    @property
+    def visible(self):
+        """The positions from top to bottom."""
+        return range(self.get("top"), self.get("bottom"))
+
+    def cell_at(self, position):
+        """The cell that a position's place leads to."""
+        return int(self.slots[position % self.size]) % self.capacity
+
+    def set_position(self, position):
+        """Both ends at a position, as after so many pushes and takes."""
+        self.put(top=position, bottom=position)
 
 
 class TableFile:
