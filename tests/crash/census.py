@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 from queue_files import QueueFiles
-from ring_file import RingFile, TableFile
+from ring_file import DequeFile, RingFile, TableFile
 
 from subetha.layout import STATE_SHIFT, VERSION_SHIFT, BlockState, CellState, SlotState
 
@@ -82,8 +82,10 @@ def _ahead(version, other):
 class RingCensus:
     """A ring's file, counted."""
 
+    file_of = RingFile
+
     def __init__(self, path):
-        self.file = RingFile(path)
+        self.file = self.file_of(path)
 
     @property
     def words(self):
@@ -103,6 +105,22 @@ class RingCensus:
             *_ring("ring", self.file.lines, self.file.places, self.words, CLAIMABLE),
             *records_faults(self.file.records, alive),
         ]
+
+
+class DequeCensus(RingCensus):
+    """A deque's file, counted."""
+
+    file_of = DequeFile
+
+    def faults(self, alive):
+        faults = super().faults(alive)
+        if len(self.file.visible):
+            faults.append(f"the deque shows {self.file.visible}")
+        if not alive and (self.file.get("owner") or self.file.get("pushes") % 2):
+            faults.append(
+                f"owner {self.file.get('owner'):#x}, pushes {self.file.get('pushes')} where the last one left in order"
+            )
+        return faults
 
 
 def _in_hands(words, alive):

@@ -180,8 +180,8 @@ class Campaign:
         points = chosen(self.points(what, call), OTHERS)
         self.run([{"do": "kill", "what": what, "call": call, "point": point} for point in [*points, None]])
 
-    def stop(self, what, call):
-        points = chosen(self.points(what, call), OTHERS if OTHERS == "all" else 2)
+    def stop(self, what, call, others=2):
+        points = chosen(self.points(what, call), OTHERS if OTHERS == "all" else others)
         self.run([{"do": "stop", "what": what, "call": call, "point": point} for point in points])
 
     def kill_beside_a_stopped_one(self, what, call):

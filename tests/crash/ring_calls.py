@@ -37,6 +37,9 @@ class RingStage:
     that state for the first time.
     """
 
+    file = "ring"
+    kind = SharedRing
+    census_of = RingCensus
     waiting = 2
     dies = ()
     dies_first = False
@@ -46,32 +49,38 @@ class RingStage:
 
     def __init__(self, directory):
         self.directory = directory
-        self.path = os.path.join(directory, "ring")
+        self.path = os.path.join(directory, self.file)
 
     @classmethod
     def copy(cls, template, directory):
         os.mkdir(directory)
-        shutil.copyfile(os.path.join(template, "ring"), os.path.join(directory, "ring"))
+        shutil.copyfile(os.path.join(template, cls.file), os.path.join(directory, cls.file))
         return cls(directory)
 
     @property
     def watched(self):
         return [(self.path, 0)]
 
+    def take_many(self, n):
+        return self.ring.pop_many(n)
+
     # ---- the survivor, before ----
 
     def before(self):
-        self.ring = SharedRing.open(self.path)
-        self.ring.pop_many(0)
-        self.census = RingCensus(self.path)
+        self.ring = self.kind.open(self.path)
+        self.fill()
+        self.take_many(0)
+        self.census = self.census_of(self.path)
         self.alive = set(self.census.file.used_slots)
         self.expected = {(SURVIVOR, n): ONCE for n in range(self.waiting)}
-        for n in range(self.waiting):
-            self.ring.try_push(payload_of(SURVIVOR, n))
         self.seen = Counter()
 
+    def fill(self):
+        for n in range(self.waiting):
+            self.ring.try_push(payload_of(SURVIVOR, n))
+
     def count(self, state):
-        return states_of(RingCensus(self.path).words).count(state)
+        return states_of(self.census_of(self.path).words).count(state)
 
     # ---- the victim ----
 
@@ -79,9 +88,9 @@ class RingStage:
         return payload_of(self.producer, n)
 
     def setup(self):
-        self.ring = SharedRing.open(self.path)
+        self.ring = self.kind.open(self.path)
         if self.handles_join:
-            self.ring.pop_many(0)
+            self.take_many(0)
 
     def call(self):
         raise NotImplementedError
@@ -133,7 +142,7 @@ class RingStage:
             pass
         else:
             raise AssertionError("more than the capacity went in")
-        assert self.ring.pop_many(2 * CAPACITY) == sequence
+        assert self.take_many(2 * CAPACITY) == sequence
         nothing_left(self.census.faults(self.alive))
         self.close()
         nothing_left(self.census.faults(set()))
@@ -300,10 +309,9 @@ class Rescue(RingStage):
     def after_kill_beside(self, tracee, slow):
         """Others take numbers and messages before the slow rescuer goes on: it must leave these alone."""
         self.ring.rescue()
-        others = [SharedRing.open(self.path) for _ in range(4)]
+        others = [self.kind.open(self.path) for _ in range(4)]
         held = []
         for other in others:
-            other.pop_many(0)
             with contextlib.suppress(Empty):
                 held.append(other.try_claim())
         slow.go_on()

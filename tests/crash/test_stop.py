@@ -19,6 +19,22 @@ def test_messages_go_past_a_process_stopped_in_a_call_of_a_ring(campaign, call):
 @pytest.mark.parametrize(
     "call",
     [
+        *("push", "first_push", "push_batch", "pop", "pop_last", "pop_back", "close"),
+        *("steal", "steal_last", "steal_many", "claim_and_ack", "claim_and_release"),
+    ],
+)
+def test_messages_go_past_a_process_stopped_in_a_call_of_a_deque(campaign, call):
+    campaign.stop("deque", call)
+
+
+def test_a_steal_that_was_stopped_says_empty_only_where_nothing_waited(campaign):
+    # what matters lies between two loads, which change nothing
+    campaign.stop("deque", "steal_moved", others=80)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
         *("submit", "submit_block", "submit_to_full_arena", "submit_to_full_ring", "first_call", "recv", "recv_block"),
         *("recv_letter", "cancel", "close", "repair", "release_to_full_ring"),
         *("claim", "claim_and_start", "reply", "reply_block", "ack", "release", "retry_dead", "drop_dead"),
