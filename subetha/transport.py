@@ -9,6 +9,9 @@ this module looks for them:
     then raise `Full` or `Empty`. Where one is missing, `adapt` polls.
 ``pop_many(n)``
     Up to `n` messages at once.
+``steal(timeout)``, ``steal_many(n)``
+    Where a transport has these they stand for `pop` and `pop_many`: its own `pop` is something else (a deque's takes what
+    was pushed last, and is the owner's alone).
 ``payload_bytes``
     The longest message it takes, in bytes; None or absent where it names no limit.
 ``claims_reply``
@@ -144,6 +147,12 @@ def check_plain(transport: object, place: str) -> None:
         )
 
 
+def native_pop(transport: object) -> Callable[..., bytes] | None:
+    """Return the call of `transport` that takes the next message out, waiting so many seconds; None where it has none."""
+    call: Callable[..., bytes] | None = getattr(transport, "steal", None) or getattr(transport, "pop", None)
+    return call
+
+
 def payload_limit(transport: object) -> int | None:
     """Return the longest message `transport` takes, in bytes, or None where it names no limit."""
     limit: int | None = getattr(transport, "payload_bytes", None)
@@ -273,7 +282,7 @@ class AdaptedTransport:
         self._clock = clock
         self._sleep = sleep
         self._native_push: Callable[..., int | None] | None = getattr(transport, "push", None)
-        self._native_pop: Callable[..., bytes] | None = getattr(transport, "pop", None)
+        self._native_pop = native_pop(transport)
         self._native_try_claim: Callable[[], Claim] | None = getattr(transport, "try_claim", None)
         self._native_claim: Callable[..., Claim] | None = getattr(transport, "claim", None)
         self.payload_bytes = payload_limit(transport)
@@ -336,7 +345,7 @@ def adapt(transport: PlainTransport, *, clock: Clock = time.monotonic, sleep: Sl
     UnsupportedTransportFamily
         `transport` lacks try_push or try_pop.
     """
-    if isinstance(transport, BlockingTransport):
+    if isinstance(transport, BlockingTransport) and not hasattr(transport, "steal"):
         return transport
     return AdaptedTransport(transport, clock=clock, sleep=sleep)
 
@@ -361,7 +370,9 @@ def pop_up_to(transport: PlainTransport, n: int) -> list[bytes]:
     """
     if n < 0:
         raise ValueError(f"the number of messages must be at least 0, not {n}")
-    native: Callable[[int], list[bytes]] | None = getattr(transport, "pop_many", None)
+    native: Callable[[int], list[bytes]] | None = getattr(transport, "steal_many", None) or getattr(
+        transport, "pop_many", None
+    )
     if native is not None:
         return native(n)
     payloads: list[bytes] = []

@@ -13,7 +13,7 @@ import weakref
 import pytest
 
 import subetha.scheduler
-from subetha._core import HeartbeatTable, Pass, SharedRing
+from subetha._core import HeartbeatTable, Pass, SharedDeque, SharedRing
 from subetha.errors import (
     ArenaFull,
     ArgsTooLarge,
@@ -964,6 +964,19 @@ def test_transports_of_the_least_kind_are_served_and_left_open(tmp_path, registr
     assert scheduler.collector().try_recv().result == b"LEFT OVER"
     with pytest.raises(ValueError, match="closed"):
         scheduler.submitter().submit(Pass(ECHO, b""))
+
+
+def test_a_scheduler_works_over_deques(paths, registry):
+    with (
+        SharedDeque.create(paths[0], 4) as submit,
+        SharedDeque.create(paths[1], 4) as result,
+        BackgroundScheduler.start_with_transports(submit, result, paths[2], 1, registry=registry) as scheduler,
+    ):
+        submitter, collector = scheduler.submitter(), scheduler.collector()
+        for start in range(0, 40, 4):
+            tokens = [submitter.submit(Pass(ECHO, b"a%d" % n), timeout=WAIT_S) for n in range(start, start + 4)]
+            answers = [collector.recv(WAIT_S) for _ in tokens]
+            assert [(a.token, a.result) for a in answers] == [(t, b"A%d" % (start + n)) for n, t in enumerate(tokens)]
 
 
 def test_rings_that_were_given_stay_open_when_the_scheduler_closes(paths, registry):

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from subetha._core import SharedRing
+from subetha._core import SharedDeque, SharedRing
 from subetha.errors import Empty, Full, PayloadTooLarge, UnsupportedTransportFamily
 from subetha.jobqueue import JobQueue
 from subetha.pass_registry import Pass
@@ -122,6 +122,21 @@ def ring(folder, capacity):
 
 
 @contextmanager
+def shared_deque(folder, capacity):
+    with SharedDeque.create(folder / "deque", capacity) as transport:
+        yield adapt(transport)
+
+
+@contextmanager
+def thief_and_owner(folder, capacity):
+    """What is pushed through the owner's handle is taken through a thief's."""
+    with SharedDeque.create(folder / "deque", capacity) as owner, SharedDeque.open_as_thief(folder / "deque") as thief:
+        taking = adapt(thief)
+        taking.try_push, taking.push = owner.try_push, adapt(owner).push
+        yield taking
+
+
+@contextmanager
 def plain_deque(folder, capacity):
     yield adapt(DequeTransport(capacity))
 
@@ -137,7 +152,7 @@ def queue(folder, capacity):
         yield adapt(made.submit_side)
 
 
-TRANSPORTS = [ring, queue, plain_deque, claiming_deque]
+TRANSPORTS = [ring, queue, shared_deque, thief_and_owner, plain_deque, claiming_deque]
 CAPACITY = 4
 
 
@@ -416,6 +431,18 @@ def test_polling_lets_every_other_exception_pass():
 def test_a_transport_with_every_call_is_not_wrapped(tmp_path):
     with SharedRing.create(tmp_path / "ring", 2) as ring:
         assert adapt(ring) is ring
+
+
+def test_a_deque_as_a_transport_is_stolen_from_and_never_popped(tmp_path):
+    with SharedDeque.create(tmp_path / "deque", 4) as owner, SharedDeque.open_as_thief(tmp_path / "deque") as thief:
+        assert isinstance(owner, MessageTransport)
+        owner.push_batch([b"first", b"second", b"third"])
+        # the owner's pop would give the last one, and a thief's NotOwner
+        assert adapt(owner).pop(0) == b"first"
+        assert adapt(thief).pop(None) == b"second"
+        assert pop_up_to(thief, 5) == [b"third"]
+        with pytest.raises(Empty):
+            adapt(thief).pop(0.001)
 
 
 @pytest.mark.parametrize("lacking", ["try_push", "try_pop"])
