@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from subetha.wire import MAX_ARG_LEN as MAX_ARG_LEN
     from subetha.wire import MAX_RESULT_LEN as MAX_RESULT_LEN
     from subetha.wire import PAYLOAD_BYTES as PAYLOAD_BYTES
+    from subetha.wire import PassSlot as PassSlot
     from subetha.worker import WorkerPool as WorkerPool
 
 _MODULE_OF = {
@@ -78,7 +79,7 @@ _MODULE_OF = {
         "pass_registry": "PassRegistry PassResult execute is_registered register registered_count unregister",
         "scheduler": "BackgroundScheduler ResultCollector Submitter WorkerLoop",
         "transport": "MessageTransport",
-        "wire": "MAX_ARG_LEN MAX_RESULT_LEN PAYLOAD_BYTES",
+        "wire": "MAX_ARG_LEN MAX_RESULT_LEN PAYLOAD_BYTES PassSlot",
         "worker": "WorkerPool",
     }.items()
     for name in names.split()

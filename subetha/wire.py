@@ -16,8 +16,10 @@ error, never a cut result; only the text of an error may be shortened, at a char
 """
 
 import struct
+from typing import Self
 
-from subetha._core import SubmittedResult, decode_result, decode_submit, encode_result, encode_submit
+from subetha._core import Pass, SubmittedResult, decode_result, decode_submit, encode_result, encode_submit
+from subetha.errors import PassError, PayloadTooLarge
 
 __all__ = [
     "IN_BLOCK_LEN",
@@ -29,6 +31,7 @@ __all__ = [
     "STATUS_IN_BLOCK",
     "STATUS_OK",
     "SUBMIT_HEADER_BYTES",
+    "PassSlot",
     "SubmittedResult",
     "decode_result",
     "decode_submit",
@@ -48,6 +51,51 @@ IN_BLOCK_LEN = 0xFFFF
 STATUS_IN_BLOCK = 0x80
 
 _TOKEN = struct.Struct("<4xI")
+
+
+class PassSlot(bytes):
+    """A payload of at most `PAYLOAD_BYTES` (56) bytes: what rings and deques of the default size carry.
+
+    It is the bytes of one frame, so any transport takes it, and what comes out of one can be made a `PassSlot` again.
+
+    Parameters
+    ----------
+    frame : bytes-like
+        Copied.
+
+    Raises
+    ------
+    PayloadTooLarge
+        It is longer than `PAYLOAD_BYTES`.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, frame: bytes | bytearray | memoryview = b"") -> Self:
+        made = super().__new__(cls, memoryview(frame))
+        if len(made) > PAYLOAD_BYTES:
+            raise PayloadTooLarge(
+                f"expected at most {PAYLOAD_BYTES} bytes, found {len(made)}; use a transport with longer payloads"
+            )
+        return made
+
+    @classmethod
+    def of_pass(cls, token: int, pass_: Pass) -> Self:
+        """Make the submit frame of a pass; `ArgsTooLarge` where its arguments are longer than `MAX_ARG_LEN`."""
+        return cls(encode_submit(pass_.closure_id, token, pass_.args, PAYLOAD_BYTES))
+
+    @classmethod
+    def of_result(cls, token: int, result: bytes | PassError) -> Self:
+        """Make the frame of a result; one longer than `MAX_RESULT_LEN` becomes a `ResultTooLarge` error."""
+        return cls(encode_result(token, result, PAYLOAD_BYTES))
+
+    def as_pass(self) -> tuple[int, Pass]:
+        """Read it as a submit frame: token and pass; `TransportError` where it is none."""
+        return decode_submit(self)
+
+    def as_result(self) -> SubmittedResult:
+        """Read it as the frame of a result; `TransportError` where it is none."""
+        return decode_result(self)
 
 
 def submit_token(frame: bytes | bytearray | memoryview) -> int | None:

@@ -7,10 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from subetha import wire
+from subetha._core import SharedDeque, SharedRing
 from subetha.errors import (
     ArgsTooLarge,
     ExecutionError,
     PassError,
+    PayloadTooLarge,
     ResultTooLarge,
     TransportError,
     UnknownClosureId,
@@ -236,3 +238,51 @@ def test_a_status_that_does_not_exist_is_malformed(status):
 def test_every_buffer_type_is_encoded_and_decoded(wrap):
     assert wire.decode_submit(wrap(wire.encode_submit(1, 2, wrap(b"args")))) == (2, Pass(1, b"args"))
     assert wire.decode_result(wrap(wire.encode_result(7, b"data"))).result == b"data"
+
+
+# --- slots ----------------------------------------------------------------------------------------------------------
+
+
+@given(u32, u32, st.binary(max_size=wire.MAX_ARG_LEN))
+def test_a_slot_carries_a_pass(closure_id, token, args):
+    slot = wire.PassSlot.of_pass(token, Pass(closure_id, args))
+    assert slot == wire.encode_submit(closure_id, token, args)
+    assert wire.PassSlot(bytes(slot)).as_pass() == (token, Pass(closure_id, args))
+
+
+@given(u32, st.binary(max_size=80))
+def test_a_slot_carries_a_result_or_says_that_it_is_too_large(token, result):
+    answer = wire.PassSlot.of_result(token, result).as_result()
+    assert answer.token == token
+    if len(result) <= wire.MAX_RESULT_LEN:
+        assert answer.result == result
+    else:
+        assert isinstance(answer.result, ResultTooLarge)
+
+
+@pytest.mark.parametrize("wrap", [bytes, bytearray, memoryview])
+def test_a_slot_is_at_most_56_bytes_of_anything(wrap):
+    slot = wire.PassSlot(wrap(b"x" * wire.PAYLOAD_BYTES))
+    assert isinstance(slot, bytes)
+    assert (type(slot), len(slot), slot) == (wire.PassSlot, 56, b"x" * 56)
+    with pytest.raises(PayloadTooLarge, match="expected at most 56 bytes, found 57"):
+        wire.PassSlot(wrap(b"x" * 57))
+    assert wire.PassSlot() == b""
+
+
+def test_a_slot_takes_no_number_for_bytes_and_no_arguments_that_do_not_fit():
+    with pytest.raises(TypeError):
+        wire.PassSlot(7)
+    with pytest.raises(ArgsTooLarge):
+        wire.PassSlot.of_pass(1, Pass(1, bytes(wire.MAX_ARG_LEN + 1)))
+    for read in (wire.PassSlot(b"cut").as_pass, wire.PassSlot(b"cut").as_result):
+        with pytest.raises(TransportError):
+            read()
+
+
+@pytest.mark.parametrize("kind", [SharedRing, SharedDeque])
+def test_rings_and_deques_carry_slots(tmp_path, kind):
+    slot = wire.PassSlot.of_pass(3, Pass(9, b"a" * wire.MAX_ARG_LEN))
+    with kind.create(tmp_path / "file", 2) as transport:
+        transport.try_push(slot)
+        assert wire.PassSlot(transport.try_pop()) == slot
