@@ -155,6 +155,7 @@ class TestCreating:
         "error", [ZeroDivisionError("in fill"), KeyboardInterrupt(), OSError(errno.EIO, "in fill")]
     )
     def test_nothing_is_left_when_filling_fails(self, shm, path, either_way, error):
+        gc.collect()  # what earlier tests left
         before = set(os.listdir("/proc/self/fd"))
 
         def fill(contents):
@@ -320,6 +321,7 @@ class TestOpening:
 
     def test_a_refused_file_is_closed_again(self, path):
         create(path)
+        gc.collect()  # what earlier tests left
         before = set(os.listdir("/proc/self/fd"))
         with pytest.raises(LayoutMismatch, match="expected a file of kind RING, found MAP"):
             files.open_mapped(path, Kind.RING)
@@ -416,6 +418,7 @@ class TestFileSystems:
     def test_nothing_is_made_or_opened_on_a_network_file_system(self, shm, path, monkeypatch, kind):
         kind.create(shm / "there", 4).close()
         monkeypatch.setattr(files, "file_system_of", lambda path, mounts="": "nfs4")
+        gc.collect()  # what earlier tests left
         before = set(os.listdir("/proc/self/fd"))
         for attempt in (
             lambda: kind.create(path, 4),
