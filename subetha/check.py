@@ -23,7 +23,16 @@ from subetha import files
 from subetha.check_files import Fault, QueueView, Ring, UnusableError, Words
 from subetha.errors import SubethaError
 from subetha.jobqueue import JobQueue
-from subetha.layout import PRIORITIES, STATE_SHIFT, VERSION_SHIFT, BlockState, CellState, SlotState
+from subetha.layout import (
+    CHECKED_NUMBERS,
+    PRIORITIES,
+    STATE_SHIFT,
+    VERSION_SHIFT,
+    BlockState,
+    CellState,
+    SlotState,
+    job_crc32,
+)
 from subetha.wire import RESULT_HEADER_BYTES, SUBMIT_HEADER_BYTES
 
 __all__ = ["CheckReport", "Fault", "check_queue", "look"]
@@ -329,6 +338,20 @@ class _Look:
             cells, "job", np.isin(cells.states, JOB_STATES), SUBMIT_HEADER_BYTES, self.queue.job_bytes
         )
         yield from self._frames_of(cells, "result", cells.untold, RESULT_HEADER_BYTES, self.queue.result_bytes)
+        if self.queue.is_durable:
+            yield from self._checksums(cells)
+
+    def _checksums(self, cells: "_Cells") -> Iterator[Fault]:
+        """Of a durable queue: are the jobs those that were handed in? Their words, read after the bytes, vouch for these."""
+        for cell in cells.where(np.isin(cells.states, (CellState.READY, CellState.RETRY, CellState.PARKED))):
+            word = int(cells.words[cell])
+            here = self.queue.cells[cell]
+            numbers = tuple(int(here[name]) for name in CHECKED_NUMBERS)
+            frame = self.queue.frame(cell, "job", int(here["job_length"]), int(here["job_block"]))
+            found, expected = None if frame is None else job_crc32(numbers, frame.tobytes()), int(here["job_crc32"])
+            if found not in (None, expected) and int(here["word"]) == word:
+                text = f"the job was damaged (its CRC-32 is {found:#010x}, not {expected:#010x}); who claims it quarantines it"
+                yield Fault("job", f"cell {cell}", text, (word, expected))
 
     def _frames_of(self, cells: "_Cells", what: str, has: Flags, least: int, area: int) -> Iterator[Fault]:
         lengths, blocks = cells.fields[f"{what}_length"], cells.fields[f"{what}_block"]

@@ -15,6 +15,7 @@ from subetha import files
 from subetha.errors import LayoutMismatch
 from subetha.layout import (
     ARENA_LINES,
+    FLAG_DISK,
     GEOMETRY_NAMES,
     HOT_LINE,
     IN_FLIGHT_CELLS,
@@ -92,7 +93,7 @@ class QueueView:
         self.directory = directory
         self.faults = faults
         self.table_fd = -1
-        pool = self._pool()
+        pool = self.pool = self._pool()
         self.cells = pool[LINES_OFFSET + POOL_LINES.itemsize :].view(_cell_kind(self.stride))
         self.rings = {
             f"{kind}-{level}": self._part(
@@ -156,6 +157,7 @@ class QueueView:
             return f"expected geometry CRC-32 {zlib.crc32(raw[:-4]):#010x}, found {int(geometry['crc32']):#010x}"
         self.count = int(header["capacity"])
         self.created_ns = int(header["created_ns"])
+        self.is_durable = bool(int(header["flags"]) & FLAG_DISK)
         fault = geometry_fault(self.count, {name: int(geometry[name]) for name in GEOMETRY_NAMES})
         if fault is not None:
             return fault
@@ -221,6 +223,22 @@ class QueueView:
             return []
         return [BlockClass(size, self.arena[at : at + 8 * count].view("<u8")) for size, at, count in self.class_offsets]
 
+    def frame(self, cell: int, what: str, length: int, block: int) -> files.Bytes | None:
+        """A job's or result's bytes where they lie: in the cell's area, or in a block that is there; None: nowhere."""
+        if block == 0:
+            at = JOB_CELL.itemsize + (0 if what == "job" else self.job_bytes)
+            area = self.job_bytes if what == "job" else self.result_bytes
+            start = LINES_OFFSET + POOL_LINES.itemsize + cell * self.stride + at
+            return self.pool[start : start + length] if length <= area else None
+        number, index = (block >> 32) - 1, block & 0xFFFFFFFF
+        if self.arena is None or not 0 <= number < len(self.class_offsets):
+            return None
+        size, _, count = self.class_offsets[number]
+        if index >= count or length > size:
+            return None
+        start = _data_starts(self.class_offsets)[number] + index * size
+        return self.arena[start : start + length]
+
     def records(self) -> npt.NDArray[np.void]:
         """The participants' records; none where the table is missing."""
         if self.table is None:
@@ -246,6 +264,15 @@ def _cell_kind(stride: int) -> np.dtype[np.void]:
             "itemsize": stride,
         }
     )
+
+
+def _data_starts(plan: list[tuple[int, int, int]]) -> list[int]:
+    """Of each size class the offset of its first block."""
+    _, at, count = plan[-1]
+    starts = [align(align(at + 8 * count, HOT_LINE), MIN_BLOCK_BYTES)]
+    for size, _, count in plan[:-1]:
+        starts.append(starts[-1] + size * count)
+    return starts
 
 
 def _arena_plan(limit: int) -> tuple[list[tuple[int, int, int]], int]:

@@ -13,7 +13,7 @@ import click
 from subetha.cli.output import print_line, print_table
 
 if TYPE_CHECKING:
-    from subetha.jobqueue import DeadLetter, JobQueue, WorkerDeath
+    from subetha.jobqueue import DeadLetter, JobQueue, QuarantinedJob, WorkerDeath
 
 __all__ = ["command"]
 
@@ -40,7 +40,7 @@ _ids_argument = click.argument("job_ids", metavar="JOB_ID...", nargs=-1, callbac
 
 @click.group()
 def command() -> None:
-    """List, retry or drop dead letters: jobs whose worker died in every attempt.
+    """List, retry or drop dead letters: jobs whose worker died in every attempt, or that the disk has damaged.
 
     A job id is decimal, or hexadecimal after 0x.
     """
@@ -50,13 +50,16 @@ def command() -> None:
 @_queue_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array instead of the table.")
 def _list(queue: str, as_json: bool) -> None:
-    """Show every dead letter: its job, how often it was started, and how its last workers ended."""
+    """Show every dead letter: its job, how often it was started, and how its last workers ended.
+
+    Quarantined jobs (of a durable queue, damaged on the disk) stand behind them.
+    """
     with _opened(queue, readonly=True) as opened:
-        letters = opened.dead_letters()
+        letters, quarantined = opened.dead_letters(), opened.quarantined()
     if as_json:
-        click.echo(json.dumps([_as_dict(letter) for letter in letters]))
+        click.echo(json.dumps([*map(_as_dict, letters), *map(_quarantined_as_dict, quarantined)]))
     else:
-        _print_letters(letters)
+        _print_letters(letters, quarantined)
 
 
 def _for_letters(name: str, text: str, act: Callable[["JobQueue", int], bool]) -> None:
@@ -99,12 +102,16 @@ def _for_each(queue: "JobQueue", job_ids: tuple[int, ...], every: bool, act: Cal
     if every == bool(job_ids):
         raise click.UsageError("give either job ids or --all")
     missing = False
-    for job_id in [letter.job_id for letter in queue.dead_letters()] if every else dict.fromkeys(job_ids):
+    for job_id in _every_id(queue) if every else dict.fromkeys(job_ids):
         if not act(queue, job_id) and not every:
             missing = True
             print_line(f"{queue.path}: no dead letter {job_id} (0x{job_id:x})", sys.stderr)
     if missing:
         sys.exit(1)
+
+
+def _every_id(queue: "JobQueue") -> list[int]:
+    return [letter.job_id for letter in queue.dead_letters()] + [job.job_id for job in queue.quarantined()]
 
 
 def _local_time(ns: int) -> str:
@@ -127,6 +134,7 @@ def _cause(death: "WorkerDeath") -> str:
 def _as_dict(letter: "DeadLetter") -> dict[str, Any]:
     return {
         "job_id": letter.job_id,
+        "quarantined": False,
         "attempts": letter.attempts,
         "submitted": _local_time(letter.submitted_ns),
         "deaths": [
@@ -141,7 +149,17 @@ def _as_dict(letter: "DeadLetter") -> dict[str, Any]:
     }
 
 
-def _print_letters(letters: list["DeadLetter"]) -> None:
+def _quarantined_as_dict(job: "QuarantinedJob") -> dict[str, Any]:
+    return {
+        "job_id": job.job_id,
+        "quarantined": True,
+        "attempts": None,
+        "submitted": _local_time(job.submitted_ns),
+        "deaths": [],
+    }
+
+
+def _print_letters(letters: list["DeadLetter"], quarantined: list["QuarantinedJob"]) -> None:
     from rich.table import Table
 
     table = Table()
@@ -152,4 +170,6 @@ def _print_letters(letters: list["DeadLetter"]) -> None:
     for letter in letters:
         causes = ", ".join(_cause(death) for death in letter.deaths)
         table.add_row(str(letter.job_id), str(letter.attempts), _local_time(letter.submitted_ns), causes)
+    for job in quarantined:
+        table.add_row(str(job.job_id), "", _local_time(job.submitted_ns), "quarantined: its bytes are damaged")
     print_table(table)

@@ -95,7 +95,7 @@ def test_the_list_shows_each_letter_with_how_its_worker_ended(
     ids = queue_of_letters(-signal.SIGKILL, 7, None, -99)
     after = datetime.now().astimezone()
     letters = json.loads(run("list", "--queue", path, "--json").stdout)
-    assert [list(letter) for letter in letters] == [["job_id", "attempts", "submitted", "deaths"]] * 4
+    assert [list(letter) for letter in letters] == [["job_id", "quarantined", "attempts", "submitted", "deaths"]] * 4
     assert [letter["job_id"] for letter in letters] == ids
     assert [letter["attempts"] for letter in letters] == [1] * 4
     for letter in letters:

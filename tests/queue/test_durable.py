@@ -1,6 +1,7 @@
 """Durable queues, and the first open after a start of the machine: what the disk may have kept, and what is made of it."""
 
 import errno
+import json
 import os
 import platform
 import shutil
@@ -8,10 +9,12 @@ import threading
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from subetha import files, reboot
 from subetha._core import decode_submit, encode_result
 from subetha.check import check_queue
+from subetha.cli import cli
 from subetha.errors import Empty, ExecutionError, LayoutMismatch
 from subetha.jobqueue import JobQueue
 from subetha.layout import LINES_OFFSET, POOL_LINES, STATE_SHIFT, CellState, cell_word
@@ -384,6 +387,41 @@ def test_a_job_that_is_damaged_while_it_waits_is_quarantined_and_its_submitter_t
     assert "their CRC-32 is wrong" in str(told.result)
     assert [job.job_id for job in queue.quarantined()] == [job_id]
     assert queue.drop_dead(job_id)
+    assert states(queue) == {}
+
+
+@pytest.mark.parametrize("what", ["job", "block", "timeout_ns"])
+def test_the_checker_says_which_waiting_job_is_damaged(durable, files_of, what):
+    queue = durable(arena_bytes=2**18)
+    queue.submit(Pass(1, b"good" * 10_000))
+    queue.submit(Pass(1, b"L" * (LONG if what == "block" else 40)))
+    assert check_queue(queue.path, pause=0).faults == []
+    cell = int(np.flatnonzero(queue.cells()["word"] >> STATE_SHIFT & 0xF)[1])
+    damage(files_of, queue.path, cell, what)
+    (fault,) = check_queue(queue.path, pause=0).faults
+    assert (fault.kind, fault.where) == ("job", f"cell {cell}")
+    assert "the job was damaged" in fault.text
+
+
+def test_quarantined_jobs_stand_among_the_dead_on_the_command_line(durable, files_of):
+    queue = durable()
+    job_id = queue.submit(Pass(1, b"job"))
+    (cell,) = np.flatnonzero(queue.cells()["word"] >> STATE_SHIFT & 0xF)
+    damage(files_of, queue.path, cell, "job")
+    assert run_all(queue) == []
+
+    def run(*arguments):
+        ran = CliRunner().invoke(cli, ["dead", *arguments, "--queue", queue.path])
+        assert ran.exit_code == 0, ran.output
+        return ran.stdout
+
+    (shown,) = json.loads(run("list", "--json"))
+    assert (shown["job_id"], shown["quarantined"], shown["attempts"], shown["deaths"]) == (job_id, True, None, [])
+    assert "quarantined: its bytes are damaged" in run("list")
+    run("retry", "--all")
+    assert len(queue.quarantined()) == 1
+    assert isinstance(queue.recv(5).result, ExecutionError)
+    run("drop", str(job_id))
     assert states(queue) == {}
 
 
