@@ -171,5 +171,5 @@ def _print_letters(letters: list["DeadLetter"], quarantined: list["QuarantinedJo
         causes = ", ".join(_cause(death) for death in letter.deaths)
         table.add_row(str(letter.job_id), str(letter.attempts), _local_time(letter.submitted_ns), causes)
     for job in quarantined:
-        table.add_row(str(job.job_id), "", _local_time(job.submitted_ns), "quarantined: its bytes are damaged")
+        table.add_row(str(job.job_id), "", _local_time(job.submitted_ns), "quarantined")
     print_table(table)

@@ -352,7 +352,7 @@ def test_threads_that_use_a_handle_first_become_the_owner_together(path, in_thre
                 deque.push(b"%d" % n)
 
             in_threads(*[lambda n=n, push=push: push(n) for n in range(4)])
-            assert DequeFile(path).used_slots == [0]
+            assert len(DequeFile(path).used_slots) == 1
             assert sorted(deque.steal_many(9)) == [b"0", b"1", b"2", b"3"]
 
 

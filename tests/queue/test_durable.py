@@ -417,7 +417,7 @@ def test_quarantined_jobs_stand_among_the_dead_on_the_command_line(durable, file
 
     (shown,) = json.loads(run("list", "--json"))
     assert (shown["job_id"], shown["quarantined"], shown["attempts"], shown["deaths"]) == (job_id, True, None, [])
-    assert "quarantined: its bytes are damaged" in run("list")
+    assert "quarantined" in run("list")
     run("retry", "--all")
     assert len(queue.quarantined()) == 1
     assert isinstance(queue.recv(5).result, ExecutionError)

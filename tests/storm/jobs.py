@@ -49,10 +49,15 @@ class Diary:
 
 
 def never_ended(accepted, runs):
-    """Numbers of the first diary that no run to its end is noted for in the second one."""
+    """Numbers of the first diary that no run to its end is noted for in the second one; of those out of time, no run at all."""
     noted = runs.entries
-    ended = noted[noted[:, 1] == ENDED, 0]
-    return sorted(set(accepted.entries[:, 0].tolist()) - set(ended.tolist()))
+    ended = set(noted[noted[:, 1] == ENDED, 0].tolist())
+    begun = set(noted[:, 0].tolist())
+    return sorted(
+        number
+        for number in set(accepted.entries[:, 0].tolist())
+        if number not in (begun if kind_of(number) == LATE else ended)
+    )
 
 
 def kind_of(number):
