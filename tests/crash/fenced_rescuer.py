@@ -92,7 +92,8 @@ def cell_after(path, left):
         rescuer.trace(Watched([(os.path.join(path, "pool"), 0)]), fence)
         if not fenced or rescuer.value != 1:
             return f"fenced {fenced}, rescued {rescuer.value}"
-        freed = int(words[cell]) == cell_word((fenced[0] >> VERSION_SHIFT) + 1, CellState.FREE, 0)
+        # by way of COLLECTED with the next version
+        freed = int(words[cell]) == cell_word((fenced[0] >> VERSION_SHIFT) + 2, CellState.FREE, 0)
         return "freed" if freed else f"{state_of(words[cell])!r}"
     finally:
         rescuer.kill()

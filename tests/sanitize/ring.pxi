@@ -33,7 +33,7 @@ cdef class RingWorld(World):
     def __init__(self, const uint8_t[::1] contents, int fd, sizes, int capacity, int payload, int slots, int producers):
         cdef uint64_t places, records, cells, stride, i, end
         cdef uint8_t *base = <uint8_t *> &contents[0]
-        places, records, cells, stride, _ = sizes
+        places, records, cells, stride = sizes
         self.maps = contents
         self.fd = fd
         self.lock_base = contents.shape[0]

@@ -18,7 +18,17 @@ import numpy as np
 
 from subetha import HeartbeatTable, JobQueue, SharedRing
 from subetha._core import QueueHandle
-from subetha.layout import RING_PARTICIPANTS, reserve_of
+from subetha.layout import (
+    HOT_LINE,
+    LINE,
+    LINES_OFFSET,
+    PARTICIPANT,
+    RING_CELL,
+    RING_LINES,
+    RING_PARTICIPANTS,
+    align,
+    reserve_of,
+)
 
 RING_NAMES = ["back-0", "back-1", "back-2", "submit-0", "submit-1", "submit-2"]
 
@@ -60,7 +70,11 @@ def run_roles(world, seconds, *roles):
 def ring(folder, seconds, capacity, payload=56):
     path = os.path.join(folder, f"ring-{capacity}")
     SharedRing.create(path, capacity, payload_bytes=payload).close()
-    sizes = SharedRing._sizes(capacity, payload, RING_PARTICIPANTS)
+    places = LINES_OFFSET + RING_LINES.itemsize
+    records = places + 2 * capacity * 8
+    cells = align(records + RING_PARTICIPANTS * PARTICIPANT.itemsize, HOT_LINE)
+    stride = align(RING_CELL.itemsize + payload, LINE)
+    sizes = places, records, cells, stride
     with mapped(path) as ((contents,), (fd,)):
         world = _stress.RingWorld(contents, fd, sizes, capacity, payload, RING_PARTICIPANTS, 2)
         shared = _stress.Handle(world)
