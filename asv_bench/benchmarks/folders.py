@@ -1,4 +1,4 @@
-"""A folder for mapped files: in memory where the machine has room for that."""
+"""A folder for mapped files: in memory where the machine has room for that, unless told otherwise."""
 
 import os
 import shutil
@@ -8,8 +8,8 @@ import tempfile
 class Folder:
     """Made in `setup`, removed in `teardown`."""
 
-    def __init__(self) -> None:
-        self.path = tempfile.mkdtemp(prefix="subetha-bench-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
+    def __init__(self, parent: str | None = "/dev/shm") -> None:
+        self.path = tempfile.mkdtemp(prefix="subetha-bench-", dir=parent if parent and os.path.isdir(parent) else None)
 
     def file(self, name: str) -> str:
         return os.path.join(self.path, name)

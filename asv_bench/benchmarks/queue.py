@@ -7,6 +7,7 @@ import time
 from statistics import median, quantiles
 
 from subetha import BackgroundScheduler, JobQueue, Pass, PassRegistry, WorkerLoop
+from subetha.files import MEMORY_FILE_SYSTEMS, file_system_of
 
 from .folders import Folder
 
@@ -157,3 +158,48 @@ class SchedulerOverRings:
         return median(figures)
 
     track_round_trip_p50.unit = "us"
+
+
+class Durable:
+    """What the disk costs, beside the disk alone: a write of 4096 bytes and its fsync, twice for a job and its end."""
+
+    params = ("process", "disk", "write and fsync")
+    param_names = ("what",)
+    ROUNDS = 200
+
+    def setup(self, what):
+        self.folder = Folder(None)
+        if file_system_of(self.folder.path) in MEMORY_FILE_SYSTEMS:
+            self.folder.remove()
+            raise NotImplementedError("TMPDIR lies in memory")
+        if what == "write and fsync":
+            self.fd = os.open(self.folder.file("floor"), os.O_CREAT | os.O_RDWR)
+        else:
+            self.queue = JobQueue.create(self.folder.file("queue"), durability=what)
+
+    def teardown(self, what):
+        if what == "write and fsync":
+            os.close(self.fd)
+        else:
+            self.queue.close()
+        self.folder.remove()
+
+    def _write(self):
+        for _ in range(2):
+            os.pwrite(self.fd, bytes(4096), 0)
+            os.fsync(self.fd)
+
+    def _submit_and_end(self):
+        self.queue.submit(JOB)
+        self.queue.try_claim().ack()
+
+    def track_submit_and_ack_p50(self, what):
+        act = self._write if what == "write and fsync" else self._submit_and_end
+        figures = []
+        for _ in range(self.ROUNDS):
+            began = time.perf_counter_ns()
+            act()
+            figures.append((time.perf_counter_ns() - began) / 1000)
+        return median(figures)
+
+    track_submit_and_ack_p50.unit = "us"
