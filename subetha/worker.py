@@ -36,8 +36,8 @@ from types import FrameType, TracebackType
 from typing import Any, Final, Self
 
 from subetha._core import end_with_parent
-from subetha.errors import HeartbeatError, SubethaError
-from subetha.jobqueue import JobQueue
+from subetha.errors import HeartbeatError, LayoutMismatch, SubethaError
+from subetha.jobqueue import Durability, JobQueue
 from subetha.layout import Role
 from subetha.scheduler import WorkerLoop
 
@@ -322,14 +322,19 @@ def signals_deferred() -> Iterator[None]:
         yield
 
 
-def _see_that_there_is_a_queue(path: str) -> None:
+def _see_that_there_is_a_queue(path: str, durability: Durability | None) -> None:
     """Create a queue directory with the defaults unless there is one, whatever its numbers are."""
     try:
-        JobQueue.open(path).close()
+        with JobQueue.open(path) as queue:
+            if durability not in (None, queue.durability):
+                raise LayoutMismatch(
+                    f"{path}: expected durability {durability}, found a queue with {queue.durability}; "
+                    "leave the durability out, or choose another directory"
+                )
     except FileNotFoundError:
         # Somebody else may create it first; then that one is taken.
         with contextlib.suppress(FileExistsError):
-            JobQueue.create(path).close()
+            JobQueue.create(path, durability=durability or "process").close()
 
 
 def _report_to_stderr(message: str) -> None:
@@ -351,6 +356,9 @@ class WorkerPool:
         The queue directory; created with its defaults when it does not exist.
     processes : int
         How many worker processes, at least 1.
+    durability : str, optional
+        "process" or "disk", as in `JobQueue.create`: what a queue that is created here has, and what one that is there must
+        have. Default: "process", and whatever is there.
     clock : callable, optional
         Gives seconds; `time.monotonic` by default.
     backoff : callable, optional
@@ -371,6 +379,7 @@ class WorkerPool:
         queue_path: str | os.PathLike[str],
         processes: int,
         *,
+        durability: Durability | None = None,
         clock: Callable[[], float] = time.monotonic,
         backoff: Callable[[int], float] = restart_delay,
         report: Callable[[str], None] = _report_to_stderr,
@@ -381,6 +390,7 @@ class WorkerPool:
         if processes < 1:
             raise ValueError(f"processes must be at least 1, not {processes}")
         self.queue_path = os.path.abspath(os.fspath(queue_path))
+        self._durability = durability
         self.deaths = 0
         """How many workers died without having been told to stop."""
         self._clock = clock
@@ -419,7 +429,7 @@ class WorkerPool:
         """
         if self._queue is not None or self._stopping:
             raise RuntimeError("a pool is started once; make another WorkerPool")
-        _see_that_there_is_a_queue(self.queue_path)
+        _see_that_there_is_a_queue(self.queue_path, self._durability)
         self._queue = JobQueue.open(self.queue_path, role=Role.SUPERVISOR)
         with self._undisturbed():
             for place in self._places:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from typing import Literal
 
 import click
 
@@ -36,7 +37,15 @@ def _check_modules(_ctx: click.Context, _param: click.Parameter, modules: tuple[
     show_default="one for each processor",
     help="How many worker processes, 1 to 1024.",
 )
-def command(modules: tuple[str, ...], queue: str, processes: int) -> None:
+@click.option(
+    "--durability",
+    type=click.Choice(("process", "disk")),
+    help="What accepted jobs survive: the death of any process, or also the power. A queue that is there must have it.  "
+    "[default: process, or what is there]",
+)
+def command(
+    modules: tuple[str, ...], queue: str, processes: int, durability: Literal["process", "disk"] | None
+) -> None:
     """Import each MODULE in N worker processes and run the jobs of a queue.
 
     Modules are looked for in the current directory first, as `python -m` does, then where Python finds them otherwise.
@@ -54,7 +63,7 @@ def command(modules: tuple[str, ...], queue: str, processes: int) -> None:
     if not sys.flags.safe_path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        code = WorkerPool(modules, queue, processes).run()
+        code = WorkerPool(modules, queue, processes, durability=durability).run()
     except SubethaError as error:
         raise click.ClickException(str(error)) from error
     except OSError as error:

@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from subetha.errors import Empty, SubethaError
+from subetha import files
+from subetha.cli import cli
+from subetha.errors import Empty, LayoutMismatch, SubethaError
 from subetha.jobqueue import JobQueue
 from subetha.pass_registry import Pass
 from subetha.worker import (
@@ -353,6 +356,29 @@ def test_a_pool_is_started_once(make_pool: Callable[..., WorkerPool]) -> None:
 def test_a_pool_creates_a_missing_queue_directory(tmp_path: Path, modules: Path) -> None:
     with WorkerPool(["handlers"], tmp_path / "new", 1) as pool, JobQueue.open(tmp_path / "new") as queue:
         assert run_job(queue, PID) == str(pool.pids[0]).encode()
+
+
+def test_a_pool_creates_a_queue_of_the_durability_asked_for(tmp_path: Path, modules: Path) -> None:
+    where = files.file_system_of(tmp_path)
+    if where in files.MEMORY_FILE_SYSTEMS:
+        pytest.skip(f"{tmp_path} lies in memory ({where}); run pytest with --basetemp on a disk")
+    with (
+        WorkerPool(["handlers"], tmp_path / "new", 1, durability="disk") as pool,
+        JobQueue.open(tmp_path / "new") as queue,
+    ):
+        assert queue.durability == "disk"
+        assert run_job(queue, PID) == str(pool.pids[0]).encode()
+
+
+def test_a_queue_of_another_durability_is_refused_before_any_worker_starts(queue: JobQueue, modules: Path) -> None:
+    pool = WorkerPool(["handlers"], queue.path, 1, durability="disk")
+    with pytest.raises(LayoutMismatch, match="expected durability disk, found a queue with process"):
+        pool.start()
+    assert pool.pids == []
+    pool.stop()
+    ran = CliRunner().invoke(cli, ["worker", "handlers", "--queue", queue.path, "--durability", "disk"])
+    assert ran.exit_code == 1
+    assert "expected durability disk" in ran.stderr
 
 
 def test_what_is_no_queue_directory_is_an_error_before_any_worker_starts(tmp_path: Path, modules: Path) -> None:
