@@ -83,7 +83,8 @@ PYTEST = [
 ]
 
 OPTIONS = {
-    "TSAN_OPTIONS": f"exitcode=66:suppressions={HERE / 'thread.supp'}:print_suppressions=1",
+    # a suppression needs the stack of both sides, also where one of them was long ago
+    "TSAN_OPTIONS": f"exitcode=66:history_size=7:suppressions={HERE / 'thread.supp'}:print_suppressions=1",
     # Python's own objects outlive it
     "ASAN_OPTIONS": "exitcode=66:detect_leaks=0:detect_stack_use_after_return=1:allocator_may_return_null=1",
     "UBSAN_OPTIONS": "print_stacktrace=1",
