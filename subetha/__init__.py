@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from subetha._core import SharedDeque as SharedDeque
     from subetha._core import SharedRing as SharedRing
     from subetha._core import SubmittedResult as SubmittedResult
+    from subetha.dispatcher import Axis as Axis
+    from subetha.dispatcher import DequeVariant as DequeVariant
+    from subetha.dispatcher import MmfDispatcher as MmfDispatcher
+    from subetha.dispatcher import MmfFamily as MmfFamily
+    from subetha.dispatcher import MmfWorkloadShape as MmfWorkloadShape
+    from subetha.dispatcher import WorkloadShape as WorkloadShape
     from subetha.errors import ArenaFull as ArenaFull
     from subetha.errors import ArgsTooLarge as ArgsTooLarge
     from subetha.errors import Empty as Empty
@@ -70,6 +76,7 @@ _MODULE_OF = {
     name: module
     for module, names in {
         "_core": "Claim HeartbeatTable JobClaim Pass SharedDeque SharedRing SubmittedResult",
+        "dispatcher": "Axis DequeVariant MmfDispatcher MmfFamily MmfWorkloadShape WorkloadShape",
         "errors": "ArenaFull ArgsTooLarge Empty ExecutionError Full HeartbeatError JobTimeout LayoutMismatch NotOwner PassError "
         "PayloadTooLarge ResultTooLarge SchedError SubethaError TableFull TransportError UnknownClosureId "
         "UnsupportedTransportFamily WorkerDied",
