@@ -15,7 +15,8 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Protocol, Self
 
-from subetha._core import HeartbeatTable, Pass, SharedRing, SubmittedResult
+from subetha._core import HeartbeatTable, Pass, SharedDeque, SharedRing, SubmittedResult
+from subetha.dispatcher import MmfDispatcher, MmfFamily, MmfWorkloadShape
 from subetha.errors import (
     ArenaFull,
     Empty,
@@ -501,9 +502,10 @@ class ResultCollector:
 class BackgroundScheduler:
     """One worker thread between a submit and a result transport.
 
-    Made by `start` (two rings in files) or `start_with_transports`; closed by `close` or at the end of a ``with``. The
-    handlers come from the registry of the process unless another one is given. Over two separate transports delivery
-    is at least once: a pass whose result was delivered just before a death runs, and is delivered, again.
+    Made by `start` (two rings in files), `start_by_workload_shape` (rings or deques in files) or
+    `start_with_transports`; closed by `close` or at the end of a ``with``. The handlers come from the registry of the
+    process unless another one is given. Over two separate transports delivery is at least once: a pass whose result was
+    delivered just before a death runs, and is delivered, again.
 
     The thread is a daemon: a scheduler that nobody closed does not keep its process alive.
 
@@ -587,13 +589,7 @@ class BackgroundScheduler:
         TableFull
             No slot is left in the table. Whatever was opened is closed again, here as after every other error.
         """
-        paths = {
-            "submit_path": os.path.realpath(submit_path),
-            "result_path": os.path.realpath(result_path),
-            "heartbeat_path": os.path.realpath(heartbeat_path),
-        }
-        if len(set(paths.values())) < len(paths):
-            raise ValueError(f"three different files are needed; found {paths}")
+        _check_paths(submit_path, result_path, heartbeat_path)
         _check_capacity(capacity)
         _check_heartbeat_capacity(heartbeat_capacity)
         with ExitStack() as owned:
@@ -601,6 +597,73 @@ class BackgroundScheduler:
             result = owned.enter_context(SharedRing.open_or_create(result_path, capacity))
             table = owned.enter_context(HeartbeatTable.open_or_create(heartbeat_path, heartbeat_capacity))
             return cls(submit, result, table, registry=registry, owned=owned)
+
+    @classmethod
+    def start_by_workload_shape(
+        cls,
+        submit_path: str | os.PathLike[str],
+        submit_shape: MmfWorkloadShape,
+        result_path: str | os.PathLike[str],
+        result_shape: MmfWorkloadShape,
+        heartbeat_path: str | os.PathLike[str],
+        capacity: int,
+        heartbeat_capacity: int,
+        *,
+        registry: PassRegistry | None = None,
+    ) -> tuple[Self, MmfFamily, MmfFamily]:
+        """Open what `MmfDispatcher` picks for the two shapes and a heartbeat table, creating what is missing, and start.
+
+        Who opens a deque how follows from who pushes, since only its owner can:
+
+        - The worker pushes the results. It owns a result deque from the start to the close; whoever collects in another
+          process opens it as a thief (`SharedDeque.open_as_thief`). Two schedulers cannot share a result deque, as
+          they can a ring.
+        - The worker steals the passes and never has to own a submit deque. Its owner is whoever submits first, through
+          `submitter` of this scheduler or a handle of `SharedDeque.open` anywhere; or who has created the file before.
+          Until that one has closed its handle or died, `submit` from anywhere else raises NotOwner.
+
+        Parameters
+        ----------
+        submit_path, result_path, heartbeat_path : path
+            Three different files. Those that exist are opened with all that they hold, and never made anew.
+        submit_shape, result_shape : MmfWorkloadShape
+            How passes are submitted, how results are collected.
+        capacity : int
+            Cells of each ring or deque: a power of two from 2 to 2**20.
+        heartbeat_capacity : int
+            Participants: 1 to 65,534.
+        registry : PassRegistry, optional
+            Where the handlers are looked up; the registry of the process by default.
+
+        Returns
+        -------
+        scheduler : BackgroundScheduler
+        submit_family, result_family : MmfFamily
+            What was picked.
+
+        Raises
+        ------
+        UnsupportedTransportFamily
+            A shape calls for a hash map, which moves no messages. No file was made.
+        NotOwner
+            Somebody else owns the result deque.
+        LayoutMismatch
+            A file exists and is something else, for instance a ring where a deque was picked.
+        ValueError, TableFull
+            As for `start`.
+        """
+        submit_family = _pick_transport("submit", submit_shape)
+        result_family = _pick_transport("result", result_shape)
+        _check_paths(submit_path, result_path, heartbeat_path)
+        _check_capacity(capacity)
+        _check_heartbeat_capacity(heartbeat_capacity)
+        with ExitStack() as owned:
+            submit = _open_transport(submit_family, submit_path, capacity, pushed_by_worker=False)
+            owned.enter_context(submit)
+            result = _open_transport(result_family, result_path, capacity, pushed_by_worker=True)
+            owned.enter_context(result)
+            table = owned.enter_context(HeartbeatTable.open_or_create(heartbeat_path, heartbeat_capacity))
+            return cls(submit, result, table, registry=registry, owned=owned), submit_family, result_family
 
     @classmethod
     def start_with_transports(
@@ -763,8 +826,48 @@ class BackgroundScheduler:
                     self._table.unregister(self._slot)
 
 
+def _pick_transport(place: str, shape: MmfWorkloadShape) -> MmfFamily:
+    family = MmfDispatcher.pick(shape)
+    if family == MmfFamily.SHARED_HASH_MAP:
+        raise UnsupportedTransportFamily(
+            f"the {place} shape, {shape!r}, calls for {family!r}, which moves no messages;"
+            " a scheduler works over StreamingMpmc and WorkStealing"
+        )
+    return family
+
+
+def _open_transport(
+    family: MmfFamily, path: str | os.PathLike[str], capacity: int, *, pushed_by_worker: bool
+) -> SharedDeque | SharedRing:
+    if not isinstance(family, MmfFamily.SharedDeque):
+        return SharedRing.open_or_create(path, capacity)
+    # Closed at once: who creates a deque is its owner, and that one is to be whoever pushes.
+    SharedDeque.open_or_create(path, capacity).close()
+    opened = SharedDeque.open_or_create(path, capacity)
+    if pushed_by_worker:
+        try:
+            # Now, while the caller can be told: the worker's first reply would find no way out of it.
+            opened.own()
+        except BaseException:
+            opened.close()
+            raise
+    return opened
+
+
+def _check_paths(
+    submit_path: str | os.PathLike[str], result_path: str | os.PathLike[str], heartbeat_path: str | os.PathLike[str]
+) -> None:
+    paths = {
+        "submit_path": os.path.realpath(submit_path),
+        "result_path": os.path.realpath(result_path),
+        "heartbeat_path": os.path.realpath(heartbeat_path),
+    }
+    if len(set(paths.values())) < len(paths):
+        raise ValueError(f"three different files are needed; found {paths}")
+
+
 def _check_capacity(capacity: int) -> None:
-    # Before any file is made: the rings would check it as well, the second of them with the first already there.
+    # Before any file is made: rings and deques would check it too, the second of them with the first already there.
     if not MIN_CELLS <= capacity <= MAX_CELLS or capacity & (capacity - 1):
         raise ValueError(f"capacity must be a power of two from {MIN_CELLS} to {MAX_CELLS}, not {capacity}")
 

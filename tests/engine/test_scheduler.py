@@ -1,6 +1,7 @@
 """The worker loop, the two ends a client holds, and the scheduler that runs the loop in a thread."""
 
 import collections
+import contextlib
 import gc
 import os
 import signal
@@ -14,6 +15,7 @@ import pytest
 
 import subetha.scheduler
 from subetha._core import HeartbeatTable, Pass, SharedDeque, SharedRing
+from subetha.dispatcher import DequeVariant, MmfFamily, MmfWorkloadShape, WorkloadShape
 from subetha.errors import (
     ArenaFull,
     ArgsTooLarge,
@@ -21,6 +23,7 @@ from subetha.errors import (
     ExecutionError,
     Full,
     LayoutMismatch,
+    NotOwner,
     PassError,
     PayloadTooLarge,
     ResultTooLarge,
@@ -1026,6 +1029,245 @@ def test_a_submit_side_that_has_no_claims_is_paired_whatever_it_says_of_them(tmp
     with BackgroundScheduler.start_with_transports(submit, result, tmp_path / "t", 1, registry=registry) as scheduler:
         scheduler.submitter().submit(Pass(ECHO, b"a"))
         assert scheduler.collector().recv(WAIT_S).result == b"A"
+
+
+# --- over the shapes of workloads, and the same over every way to start ---------------------------------------------
+
+RING = MmfWorkloadShape.StreamingMpmc(1, 1)
+DEQUE = MmfWorkloadShape.WorkStealing(WorkloadShape.producer_fast(8))
+FAMILY = {RING: MmfFamily.SHARED_RING, DEQUE: MmfFamily.SharedDeque(DequeVariant.BATCHED)}
+SHAPES = [(RING, RING), (RING, DEQUE), (DEQUE, RING), (DEQUE, DEQUE)]
+
+
+def start_by_shapes(paths, shapes, registry, capacity=64):
+    return BackgroundScheduler.start_by_workload_shape(
+        paths[0], shapes[0], paths[1], shapes[1], paths[2], capacity, 8, registry=registry
+    )
+
+
+@contextlib.contextmanager
+def over_transports(kind, paths, registry):
+    with (
+        kind.create(paths[0], 64) as submit,
+        kind.create(paths[1], 64) as result,
+        BackgroundScheduler.start_with_transports(submit, result, paths[2], 8, registry=registry) as scheduler,
+    ):
+        yield scheduler
+
+
+WAYS_TO_START = {
+    "start": lambda paths, registry: BackgroundScheduler.start(*paths, 64, 8, registry=registry),
+    "ring transports": lambda paths, registry: over_transports(SharedRing, paths, registry),
+    "deque transports": lambda paths, registry: over_transports(SharedDeque, paths, registry),
+    "ring and ring by shape": lambda paths, registry: start_by_shapes(paths, (RING, RING), registry)[0],
+    "ring and deque by shape": lambda paths, registry: start_by_shapes(paths, (RING, DEQUE), registry)[0],
+    "deque and ring by shape": lambda paths, registry: start_by_shapes(paths, (DEQUE, RING), registry)[0],
+    "deque and deque by shape": lambda paths, registry: start_by_shapes(paths, (DEQUE, DEQUE), registry)[0],
+}
+
+
+@pytest.fixture(params=WAYS_TO_START.values(), ids=WAYS_TO_START)
+def any_scheduler(request, paths, registry):
+    registry.register(11, lambda args: bytes(byte + 1 for byte in args))
+    registry.register(12, lambda args: bytes(byte * 2 for byte in args))
+    registry.register(13, lambda args: bytes(byte * 3 for byte in args))
+    with request.param(paths, registry) as scheduler:
+        yield scheduler
+
+
+@pytest.mark.parametrize(
+    ("closure_id", "expected"), [(11, b"\x02\x03\x04"), (12, b"\x02\x04\x06"), (13, b"\x03\x06\x09")]
+)
+def test_arguments_come_back_as_their_handler_maps_them(any_scheduler, closure_id, expected):
+    token = any_scheduler.submitter().submit(Pass(closure_id, b"\x01\x02\x03"), WAIT_S)
+    answer = any_scheduler.collector().recv(WAIT_S)
+    assert (answer.token, answer.result) == (token, expected)
+
+
+def test_an_unknown_closure_gives_an_error_result_and_the_worker_goes_on(any_scheduler):
+    token = any_scheduler.submitter().submit(Pass(777, b""), WAIT_S)
+    answer = any_scheduler.collector().recv(WAIT_S)
+    assert (answer.token, type(answer.result)) == (token, UnknownClosureId)
+    any_scheduler.submitter().submit(Pass(11, b"a"), WAIT_S)
+    assert any_scheduler.collector().recv(WAIT_S).result == b"b"
+
+
+def test_47_bytes_of_arguments_are_refused_at_submit_and_46_are_not(any_scheduler):
+    with pytest.raises(ArgsTooLarge):
+        any_scheduler.submitter().submit(Pass(ECHO, bytes(47)), WAIT_S)
+    any_scheduler.submitter().submit(Pass(ECHO, b"a" * 46), WAIT_S)
+    assert any_scheduler.collector().recv(WAIT_S).result == b"A" * 46
+    with pytest.raises(Empty):
+        any_scheduler.collector().try_recv()
+
+
+def test_the_scheduler_is_registered_under_its_pid(any_scheduler):
+    snapshot = any_scheduler.heartbeat().snapshot(any_scheduler.slot_idx())
+    assert (snapshot.pid, snapshot.role) == (os.getpid(), Role.WORKER)
+
+
+def test_16_passes_come_back_each_with_its_own_result(any_scheduler):
+    submitter, collector = any_scheduler.submitter(), any_scheduler.collector()
+    expected = {
+        submitter.submit(Pass(11 + n % 3, bytes([n])), WAIT_S): bytes([(n + 1, n * 2, n * 3)[n % 3]]) for n in range(16)
+    }
+    answers = [collector.recv(WAIT_S) for _ in range(16)]
+    assert {answer.token: answer.result for answer in answers} == expected
+
+
+@pytest.mark.parametrize("shapes", SHAPES, ids=repr)
+def test_starting_by_shapes_says_what_was_picked_and_makes_it(paths, registry, shapes):
+    scheduler, *families = start_by_shapes(paths, shapes, registry)
+    with scheduler:
+        assert families == [FAMILY[shape] for shape in shapes]
+        for path, shape in zip(paths, shapes, strict=False):
+            (SharedRing if shape is RING else SharedDeque).open(path, readonly=True).close()
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("other", [RING, DEQUE], ids=["ring", "deque"])
+def test_a_key_value_shape_is_refused_and_no_file_is_made(paths, tmp_path, place, other):
+    shapes = [other, other]
+    shapes[place] = MmfWorkloadShape.KeyValueLookup(1, 1)
+    with pytest.raises(UnsupportedTransportFamily, match=f"the {('submit', 'result')[place]} shape.*SHARED_HASH_MAP"):
+        start_by_shapes(paths, shapes, None)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(("capacity", "heartbeat_capacity"), [(3, 8), (8, 0)])
+def test_capacities_are_checked_before_any_file_is_made_by_shapes_too(paths, tmp_path, capacity, heartbeat_capacity):
+    with pytest.raises(ValueError, match="capacity must be"):
+        BackgroundScheduler.start_by_workload_shape(
+            paths[0], DEQUE, paths[1], DEQUE, paths[2], capacity, heartbeat_capacity
+        )
+    with pytest.raises(ValueError, match="three different files"):
+        BackgroundScheduler.start_by_workload_shape(paths[0], DEQUE, paths[0], DEQUE, paths[2], 8, 8)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("shapes", SHAPES, ids=repr)
+def test_existing_files_are_opened_with_what_they_hold(paths, registry, shapes):
+    kinds = [SharedRing if shape is RING else SharedDeque for shape in shapes]
+    with kinds[0].create(paths[0], 64) as submit, kinds[1].create(paths[1], 64) as result:
+        submit.push(submit_frame(ECHO, b"left over", token=5))
+        result.push(encode_result(4, b"not collected"))
+    files = [path.stat().st_ino for path in paths[:2]]
+    scheduler, *_ = start_by_shapes(paths, shapes, registry)
+    with scheduler:
+        answers = [scheduler.collector().recv(WAIT_S) for _ in range(2)]
+        assert [(a.token, a.result) for a in answers] == [(4, b"not collected"), (5, b"LEFT OVER")]
+        scheduler.submitter().submit(Pass(ECHO, b"a"), WAIT_S)
+        assert scheduler.collector().recv(WAIT_S).result == b"A"
+    assert [path.stat().st_ino for path in paths[:2]] == files
+
+
+def test_the_owner_of_a_submit_deque_submits_and_the_scheduler_only_steals_until_it_is_gone(paths, registry):
+    with SharedDeque.create(paths[0], 64) as submit:
+        scheduler, *_ = start_by_shapes(paths, (DEQUE, DEQUE), registry)
+        with scheduler:
+            submit.push_batch([submit_frame(ECHO, b"job %d" % n, token=100 + n) for n in range(16)])
+            answers = [scheduler.collector().recv(WAIT_S) for _ in range(16)]
+            assert {a.token: a.result for a in answers} == {100 + n: b"JOB %d" % n for n in range(16)}
+            with pytest.raises(NotOwner, match="not the owner"):
+                scheduler.submitter().submit(Pass(ECHO, b"a"))
+            submit.close()
+            token = scheduler.submitter().submit(Pass(ECHO, b"b"), WAIT_S)
+            answer = scheduler.collector().recv(WAIT_S)
+            assert (answer.token, answer.result) == (token, b"B")
+
+
+def test_who_pushes_into_the_submit_deque_first_owns_it_also_after_the_start(paths, registry):
+    scheduler, *_ = start_by_shapes(paths, (DEQUE, DEQUE), registry)
+    with scheduler, SharedDeque.open(paths[0]) as submit:
+        Submitter(submit, first_token=1000).submit(Pass(ECHO, b"a"))
+        assert scheduler.collector().recv(WAIT_S).token == 1000
+        with pytest.raises(NotOwner):
+            scheduler.submitter().submit(Pass(ECHO, b"b"))
+
+
+def test_the_passes_of_a_submitter_that_was_killed_are_run_and_its_place_is_taken(paths, registry):
+    script = f"""
+        import os, signal
+        from subetha import SharedDeque
+        from subetha.wire import encode_submit
+
+        deque = SharedDeque.create({str(paths[0])!r}, 64)
+        deque.push_batch([encode_submit({ECHO}, token, b"from the dead") for token in (7, 8, 9)])
+        os.kill(os.getpid(), signal.SIGKILL)
+        """
+    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, timeout=WAIT_S)
+    assert (ended.returncode, ended.stderr) == (-signal.SIGKILL, b"")
+    scheduler, *_ = start_by_shapes(paths, (DEQUE, DEQUE), registry)
+    with scheduler:
+        answers = [scheduler.collector().recv(WAIT_S) for _ in range(3)]
+        assert sorted((a.token, a.result) for a in answers) == [(token, b"FROM THE DEAD") for token in (7, 8, 9)]
+        scheduler.submitter().submit(Pass(ECHO, b"a"), WAIT_S)
+        assert scheduler.collector().recv(WAIT_S).result == b"A"
+
+
+def test_a_thief_in_another_handle_collects_and_cannot_push(paths, registry):
+    scheduler, *_ = start_by_shapes(paths, (RING, DEQUE), registry)
+    with scheduler, SharedDeque.open_as_thief(paths[1]) as result:
+        token = scheduler.submitter().submit(Pass(ECHO, b"a"), WAIT_S)
+        answer = ResultCollector(result).recv(WAIT_S)
+        assert (answer.token, answer.result) == (token, b"A")
+        with pytest.raises(NotOwner):
+            result.push(b"")
+
+
+def test_the_worker_owns_the_result_deque_from_the_start_to_the_close(paths, registry):
+    scheduler, *_ = start_by_shapes(paths, (RING, DEQUE), registry)
+    with SharedDeque.open(paths[1]) as other:
+        with scheduler, pytest.raises(NotOwner, match=f"process {os.getpid()}"):
+            other.push(b"")
+        other.push(b"")
+
+
+def open_files(folder):
+    links = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+    return sorted(link for link in links if link.startswith(str(folder)))
+
+
+def test_a_result_deque_that_somebody_else_owns_is_refused_at_the_start_and_all_closed_again(paths, registry, tmp_path):
+    with SharedDeque.create(paths[1], 64) as other:
+        before = open_files(tmp_path)
+        other.push(encode_result(4, b"of somebody else"))
+        with pytest.raises(NotOwner) as raised:
+            start_by_shapes(paths, (DEQUE, DEQUE), registry)
+        # the traceback still holds every local variable of the call
+        assert raised.tb is not None
+        assert open_files(tmp_path) == before
+        assert other.steal() == encode_result(4, b"of somebody else")
+    scheduler, *_ = start_by_shapes(paths, (DEQUE, DEQUE), registry)
+    scheduler.close()
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize(("there", "asked"), [(SharedRing, DEQUE), (SharedDeque, RING)], ids=["ring", "deque"])
+def test_a_file_of_the_other_family_is_refused_and_left_as_it_is(paths, registry, place, there, asked):
+    with there.create(paths[place], 64) as made:
+        made.push(b"kept")
+    shapes = [RING, RING]
+    shapes[place] = asked
+    with pytest.raises(LayoutMismatch):
+        start_by_shapes(paths, shapes, registry)
+    with there.open(paths[place]) as made:
+        assert made.try_pop() == b"kept"
+
+
+def test_closing_with_a_full_result_deque_puts_the_job_back_and_a_later_scheduler_runs_it(paths, registry, gate):
+    scheduler, *_ = start_by_shapes(paths, (DEQUE, DEQUE), registry, capacity=2)
+    with scheduler:
+        for pass_ in (Pass(ECHO, b"a"), Pass(ECHO, b"b"), Pass(BLOCK, b"c")):
+            scheduler.submitter().submit(pass_, WAIT_S)
+        assert gate.inside.wait(WAIT_S)
+        gate.opened.set()
+        scheduler.close(WAIT_S)
+    with SharedDeque.open(paths[0]) as submit, SharedDeque.open(paths[1]) as result:
+        assert (len(submit), len(result)) == (1, 2)
+    scheduler, *_ = start_by_shapes(paths, (DEQUE, DEQUE), registry, capacity=2)
+    with scheduler:
+        assert [scheduler.collector().recv(WAIT_S).result for _ in range(3)] == [b"A", b"B", b"through c"]
 
 
 # --- starting -------------------------------------------------------------------------------------------------------
