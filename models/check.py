@@ -93,6 +93,21 @@ RUNS = {
         ],
         "long": ["-DMAXDEATHS=2", "-DMAXDEATHS=1 -DNC=3 -DNJ=2 -DNOTIMEOUT -DNOCANCEL", "-DMAXDEATHS=1 -DNC=3 -DNJ=2"],
     },
+    "blocks": {
+        "sound": [
+            "-DLETTERS -DNLET=2 -DMAXDEATHS=2 -DCLAIMS=0",
+            "-DNLET=1 -DMAXDEATHS=2 -DNRES=2",
+            "-DNC=2 -DLEADS=1 -DSTOPS=1 -DMAXDEATHS=1",
+            "-DNC=2 -DLEADS=2 -DSTOPS=1 -DMAXDEATHS=1 -DNB=3 -DCLAIMS=2",
+        ],
+        "broken": [
+            "-DLETTERS -DNLET=1 -DMAXDEATHS=1 -DCLAIMS=0 -DBROKEN_FREENEXT",
+            "-DLETTERS -DNLET=1 -DMAXDEATHS=1 -DCLAIMS=0 -DBROKEN_RELEASE",
+            "-DNC=2 -DLEADS=1 -DSTOPS=1 -DMAXDEATHS=0 -DNRES=0 -DNJ=1 -DBROKEN_OLDWAY",
+            "-DNC=2 -DLEADS=1 -DSTOPS=1 -DMAXDEATHS=0 -DNRES=0 -DNJ=1 -DBROKEN_ONEVERSION",
+        ],
+        "long": [],
+    },
     "repair": {
         "sound": [
             "-DNREP=2 -DMAXDEATHS=2",
