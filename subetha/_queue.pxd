@@ -209,8 +209,8 @@ cdef inline bint is_letter(uint64_t word) noexcept nogil:
     return word_is_one_of(word, 1 << DEAD | 1 << QUARANTINED)
 
 
-cdef inline bint job_free_if(Queue *q, uint64_t index, uint64_t word) noexcept nogil:
-    """FREE with the next version if the word is still the one read; then its blocks."""
+cdef inline bint cell_and_blocks_free(Queue *q, uint64_t index, uint64_t word) noexcept nogil:
+    """FREE with the next version if the word is still the one read; then the blocks linked to the version that it has now."""
     cdef JobCell *cell = job_cell(q, index)
     cdef uint64_t job_block = load_relaxed_u64(&cell.job_block)
     cdef uint64_t result_block = load_relaxed_u64(&cell.result_block)
@@ -226,13 +226,23 @@ cdef inline bint job_free_if(Queue *q, uint64_t index, uint64_t word) noexcept n
 cdef inline bint job_discard(Queue *q, uint64_t index, uint64_t word) noexcept nogil:
     """FREE by way of COLLECTED(me), version+1: where somebody was about to put the job back, its block has that version already."""
     cdef uint64_t mine = word_pack(word_version(word) + 1, COLLECTED, q.owner)
+    cdef uint64_t result_block = load_relaxed_u64(&job_cell(q, index).result_block)
     block_relink(&q.arena, load_relaxed_u64(&job_cell(q, index).job_block), index, word_version(word))
     # C6: pairs with R3
     if not cas_seq_cst_u64(cell_word(&q.cells, index), word, mine):
         return False
     if word_is_one_of(word, HAS_JOB):
         cell_synced(q, index)
-    return job_free_if(q, index, mine)
+    free_blocks(q, index, word_version(word), 0, result_block)
+    return cell_and_blocks_free(q, index, mine)
+
+
+cdef inline bint job_free_if(Queue *q, uint64_t index, uint64_t word) noexcept nogil:
+    """FREE if the word is still the one read; then its blocks."""
+    if word_is_one_of(word, 1 << DONE | 1 << COLLECTED) and load_relaxed_u64(&job_cell(q, index).job_block):
+        # perhaps a letter, dropped just when somebody was about to tell of it or to let it run again
+        return job_discard(q, index, word)
+    return cell_and_blocks_free(q, index, word)
 
 
 cdef inline uint32_t claim_lost(Queue *q, uint64_t index, uint64_t word) noexcept nogil:
@@ -490,15 +500,21 @@ cdef inline bint letter_told(Queue *q, uint64_t index, uint64_t word) noexcept n
     return cas_seq_cst_u64(cell_word(&q.cells, index), word, word_pack(word_version(word) + 1, word_state(word), 0))
 
 
+cdef inline void result_ended(Queue *q, uint64_t index, uint64_t word) noexcept nogil:
+    """A result or letter whose submitter has gone: the one is freed, the other stays, unless it is dropped at this moment."""
+    if is_letter(word):
+        if letter_told(q, index, word):
+            return
+        word = word_pack(word_version(word), DONE, word_owner(word))
+    job_free_if(q, index, word)
+
+
 cdef inline Code queue_delivered(
     Queue *q, Mailbox *box, uint64_t job_id, uint64_t index, uint64_t word, Code code
 ) noexcept nogil:
     """After a publish that gave `code`: look at the client again, wake it."""
     if not client_is_there(q, job_id):
-        if is_letter(word):
-            letter_told(q, index, word)
-        else:
-            job_free_if(q, index, word)
+        result_ended(q, index, word)
         return OK
     wake_one(&box.lines.items)
     return code
@@ -534,10 +550,7 @@ cdef inline Code queue_finish(
 cdef inline void queue_drop_result(Queue *q, Mailbox *box, Ref *ref) noexcept nogil:
     """Free a result that lies in this client's own mailbox; another client's is none of ours, only its place is passed."""
     if load_relaxed_u64(&job_cell(q, ref.cell).job_id) >> 48 == q.owner:
-        if is_letter(ref.word):
-            letter_told(q, ref.cell, ref.word)
-        else:
-            job_free_if(q, ref.cell, ref.word)
+        result_ended(q, ref.cell, ref.word)
     refs_pass(&box.refs, ref)
 
 

@@ -32,8 +32,8 @@ from subetha._layout cimport (
 from subetha._process cimport realtime_ns, wake_some
 from subetha._queue cimport (
     CAUSES, LEVELS, UNKNOWN_CAUSE, Mailbox, Queue, cause_write, cell_synced, claim_lost, is_letter, job_cell, job_charge,
-    job_discard, job_free_if, job_level, letter_told, queue_deliver, queue_delivered, queue_give_back, queue_mailbox,
-    queue_publish_back, result_area, result_write,
+    job_discard, job_free_if, job_level, queue_deliver, queue_delivered, queue_give_back, queue_mailbox, queue_publish_back,
+    result_area, result_ended, result_write,
 )
 from subetha._repair cimport (
     refs_call_for_repair, refs_mark, refs_mark_all, refs_mend, refs_mended,
@@ -119,10 +119,8 @@ cdef inline uint64_t repair_cells(Queue *q, const uint8_t *seen, bint *whole) no
                 if code != OK:
                     refs_call_for_repair(&box.refs)
                 code = queue_delivered(q, &box, job_id, i, word, code)
-            elif word_state(word) == DONE:
-                job_free_if(q, i, word)
             else:
-                letter_told(q, i, word)
+                result_ended(q, i, word)
         found += code == OK
         whole[0] = whole[0] and (code == OK or code == EMPTY)
     return found
@@ -274,7 +272,7 @@ cdef inline Code set_aside(Queue *q, uint64_t index, uint64_t word, uint32_t sta
     if queue_mailbox(q, job_id >> 48, &box):
         return queue_deliver(q, &box, job_id, index, letter)
     cell_synced(q, index)
-    letter_told(q, index, letter)
+    result_ended(q, index, letter)
     return OK
 
 
@@ -323,10 +321,7 @@ cdef inline void rescue_undelivered(Queue *q, uint64_t index, uint64_t word) noe
     cdef Mailbox box
     cdef uint64_t job_id = load_relaxed_u64(&job_cell(q, index).job_id)
     if not queue_mailbox(q, job_id >> 48, &box):
-        if is_letter(word):
-            letter_told(q, index, word)
-        else:
-            job_free_if(q, index, word)
+        result_ended(q, index, word)
     elif queue_deliver(q, &box, job_id, index, word) != OK:
         refs_call_for_repair(&box.refs)
 
@@ -369,10 +364,7 @@ cdef inline int64_t rescue_pass(
             if not death_goes_on(death):
                 return found
             found += 1
-            if state == DONE:
-                job_free_if(q, i, word)
-            else:
-                letter_told(q, i, word)
+            result_ended(q, i, word)
             continue
         if not is_own:
             continue

@@ -461,6 +461,19 @@ def test_a_dropped_letter_leaves_its_cell_and_its_block(make, files_of, particip
     is_whole(queue, files)
 
 
+def test_a_letter_dropped_while_somebody_tells_of_it_leaves_its_block(make, files_of, participant):
+    queue = make()
+    files = files_of(queue.path)
+    job_id = make_letter(queue, participant, pattern(1, 20_000))
+    # as one that was about to tell of it, or to retry it, has left the link: moved, and the letter not
+    words = files.block_words(BLOCK_BYTES)
+    linked = words & 0xF == BlockState.LINKED
+    words[linked] += np.uint64(1 << 24)
+    assert queue.drop_dead(job_id)
+    assert queue.recv(WAIT_S).token == job_id
+    is_whole(queue, files)
+
+
 def test_a_retried_letter_has_its_block(make, files_of, participant):
     queue = make()
     args = pattern(2, 20_000)
