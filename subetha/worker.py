@@ -137,6 +137,7 @@ class _Drain:
         back in place of a handler, but not in place of this. Earlier would be wrong: children of a job inherit it.
         """
         # One that came just before is handled inside this call; with its handler gone it would be reported as an error.
+        # Not so within another signal's handler, so this is not to be called there.
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
@@ -150,11 +151,11 @@ class _Drain:
         self._request()
 
     def _request(self) -> None:
-        self.requested = True
-        if self._loop is None:
-            self.finish()
+        came_before, self.requested = self.requested, True
+        if self._loop is not None:
+            self._loop.stop()
+        elif not came_before:
             raise SystemExit(0)
-        self._loop.stop()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -176,13 +177,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     options = _parser().parse_args(argv)
     drain = _Drain()
-    drain.install()
-    _restore_pythonpath()
-    if sys.stderr is not None:
-        faulthandler.enable()
-    if options.completed_fd is not None:
-        os.set_inheritable(options.completed_fd, False)
     try:
+        drain.install()
+        _restore_pythonpath()
+        if sys.stderr is not None:
+            faulthandler.enable()
+        if options.completed_fd is not None:
+            os.set_inheritable(options.completed_fd, False)
         for module in options.modules:
             importlib.import_module(module)
         queue = JobQueue.open(options.queue, role=Role.WORKER)
@@ -192,6 +193,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BaseException:
         # A module that leaves by sys.exit() in its import counts as one that could not be imported.
         if drain.requested:
+            drain.finish()
             return 0
         traceback.print_exc()
         return EXIT_CANNOT_START

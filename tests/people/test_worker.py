@@ -117,10 +117,10 @@ def worker(
     """Starts one worker process, without a supervisor."""
     processes = []
 
-    def start(*names: str) -> subprocess.Popen[bytes]:
+    def start(*names: str, before: Callable[[], None] | None = None) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "subetha.worker", *(names or ("handlers",)), "--queue", str(queue.path)]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-        process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
+        process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, preexec_fn=before)
         processes.append(process)
         return process
 
@@ -261,6 +261,32 @@ def test_a_terminate_in_the_shutdown_of_a_drained_worker_changes_nothing(
         run_job(queue, PID)
     process.send_signal(signum)
     assert process.wait() == 0
+
+
+@pytest.mark.parametrize("during_import", [False, True])
+def test_both_signals_at_once_before_a_job_can_be_in_hand_are_one_wish_to_stop(
+    worker: Callable[..., subprocess.Popen[bytes]], modules: Path, during_import: bool
+) -> None:
+    # Raised while both are blocked, they come in one look of Python's at its signals; the next look, which some versions
+    # of Python take only when asked, would report one that lost its handler meanwhile.
+    (modules / "both.py").write_text(
+        "import atexit, signal\n"
+        "atexit.register(signal.pthread_sigmask, signal.SIG_BLOCK, ())\n"
+        "both = (signal.SIGTERM, signal.SIGINT)\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, both)\n"
+        "for signum in both:\n"
+        "    signal.raise_signal(signum)\n"
+        "signal.pthread_sigmask(signal.SIG_UNBLOCK, both)\n"
+    )
+
+    def raise_both() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            os.kill(os.getpid(), signum)
+
+    process = worker("both") if during_import else worker(before=raise_both)
+    _, stderr = process.communicate()
+    assert (process.returncode, stderr) == (0, b"")
 
 
 # A SIGTERM in the middle of signal.signal(SIGTERM, SIG_IGN), after the look at the signals that came before it: the
