@@ -194,6 +194,8 @@ cdef class HeartbeatTable(Mapped):
     def register(self, pid, role=Role.WORKER, *, auto_beat=False):
         """Take a slot. Where none is free, one whose holder is dead: first of those that had nothing in flight.
 
+        Where all the dead had something in flight, no scan tells any more of what the one had whose slot is taken.
+
         Parameters
         ----------
         pid : int

@@ -95,7 +95,8 @@ def create(
     FileExistsError
         The name is taken; that file is untouched.
     OSError
-        The disk is full (ENOSPC), the file would be too large (EFBIG), or the directory does not let us.
+        The disk is full (ENOSPC), the file would be too large (EFBIG), or the directory does not let us. When it comes from
+        syncing the directory, the file is there, but its name may not be on the disk.
     """
     path = os.fsencode(path)
     directory = os.path.dirname(path) or b"."
@@ -129,8 +130,6 @@ def create(
             os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd, follow_symlinks=True)
         else:
             os.link(temporary, path)
-        if durable:
-            sync_directory(directory)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
             raise OSError(
@@ -147,6 +146,8 @@ def create(
         if temporary is not None:
             os.unlink(temporary)
         os.close(fd)
+    if durable:
+        sync_directory(directory)
 
 
 def sync_directory(directory: bytes) -> None:

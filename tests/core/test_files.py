@@ -280,6 +280,17 @@ class TestFullDisks:
         )
         assert out.splitlines() == ["EFBIG True []"] * 4 + ["['file']"]
 
+    def test_a_name_that_may_not_be_on_the_disk_is_an_error_that_does_not_say_that_nothing_was_created(
+        self, path, monkeypatch
+    ):
+        def full(_directory):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(files, "sync_directory", full)
+        with pytest.raises(OSError, match="No space left on device$"):
+            create(path, durable=True)
+        assert path.stat().st_size == 4096
+
     def test_more_than_any_disk_has_is_an_error(self, shm, path, either_way):
         with pytest.raises(OSError, match=f"{2**62} bytes are needed|too large|Invalid") as caught:
             create(path, 2**62)

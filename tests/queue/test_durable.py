@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import threading
 
 import numpy as np
@@ -17,8 +18,12 @@ from subetha.check import check_queue
 from subetha.cli import cli
 from subetha.errors import Empty, ExecutionError, LayoutMismatch
 from subetha.jobqueue import JobQueue
-from subetha.layout import LINES_OFFSET, POOL_LINES, STATE_SHIFT, CellState, cell_word
+from subetha.layout import LINES_OFFSET, POOL_LINES, STATE_SHIFT, TABLE_LINES, CellState, cell_word
 from subetha.pass_registry import Pass
+
+from .participants import participant
+
+__all__ = ["participant"]  # a fixture
 
 LONG = 30_000
 """Bytes that need a block."""
@@ -456,14 +461,13 @@ def test_a_result_that_was_damaged_is_an_error(durable, files_of, length):
 
 
 REFUSING = """
-queue = JobQueue.open(sys.argv[1])
 def deny():
-    # from here on every msync of this process fails: a filter on the number of the system call
+    # from here on every msync of this process, whatever its thread, fails: a filter on the number of the system call
     libc = ctypes.CDLL(None, use_errno=True)
-    steps = [(0x20, 0, 0, 0), (0x15, 0, 1, int(sys.argv[2])), (0x06, 0, 0, 0x00050000 | errno.EIO), (0x06, 0, 0, 0x7FFF0000)]
+    steps = [(0x20, 0, 0, 0), (0x15, 0, 1, MSYNC), (0x06, 0, 0, 0x00050000 | errno.EIO), (0x06, 0, 0, 0x7FFF0000)]
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
     program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(steps), ctypes.addressof(code)))
-    assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, program, 0, 0) == 0, ctypes.get_errno()
+    assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.syscall(SECCOMP, 1, 1, program) == 0, ctypes.get_errno()
 
 def refused(call, *arguments):
     try:
@@ -473,16 +477,22 @@ def refused(call, *arguments):
         return True
 """
 
-MSYNC = {"x86_64": 26, "aarch64": 227}
+MSYNC_AND_SECCOMP = {"x86_64": (26, 317), "aarch64": (227, 277)}
 
 
 @pytest.fixture
-def run_refused(run_script):
-    if platform.machine() not in MSYNC:
-        pytest.skip(f"the number of msync on {platform.machine()} is not known here")
+def refusing():
+    """Python code that defines `deny` and `refused`."""
+    if platform.machine() not in MSYNC_AND_SECCOMP:
+        pytest.skip(f"the numbers of msync and seccomp on {platform.machine()} are not known here")
+    numbers = "MSYNC, SECCOMP = {}, {}\n".format(*MSYNC_AND_SECCOMP[platform.machine()])
+    return "import ctypes, errno, struct\n" + numbers + REFUSING
 
+
+@pytest.fixture
+def run_refused(run_script, refusing):
     def run(path, script):
-        return run_script("import ctypes, errno, struct\n" + REFUSING + script, path, MSYNC[platform.machine()])
+        return run_script(refusing + "queue = JobQueue.open(sys.argv[1])\n" + script, path)
 
     return run
 
@@ -531,3 +541,26 @@ assert refused(queue.submit, Pass(1, b""))
 assert list(queue.heartbeat) == []
         """,
     )
+
+
+def test_a_stuck_job_is_not_taken_away_before_its_copy_is_on_the_disk(durable, participant, files_of, refusing):
+    """What it waits in lies there: the fence must not be on the disk without the copy, and without both nothing is lost."""
+    queue = durable()
+    worker = participant()
+    worker.do("queue.submit(Pass(1, b'stuck'), timeout=600)", "held.append(queue.claim(60))", "held[0].started()")
+    os.kill(worker.pid, signal.SIGSTOP)
+    leader = participant()
+    leader.do("queue.cancel(queue.submit(Pass(1, b'')))", refusing, "deny()")
+    files = files_of(queue.path)
+    [stuck] = np.flatnonzero(files.cells["deadline_ns"])
+    files.cells["deadline_ns"][stuck] = 1
+    term = files.bytes("table")[LINES_OFFSET : LINES_OFFSET + TABLE_LINES.itemsize].view(TABLE_LINES)["leader"]
+    term[0] = ((int(term[0]) >> 16) + 1) << 16 | leader.get("queue.slot") + 1
+    leader.do("queue._watch()")
+    assert states(queue) == {"TAKEN": 1}
+    leader.kill()
+
+    queue.cancel(queue.submit(Pass(1, b"")))
+    term[0] = ((int(term[0]) >> 16) + 1) << 16 | queue.slot + 1
+    queue._watch()
+    assert states(queue) == {"OVERDUE": 1, "DONE": 1}
