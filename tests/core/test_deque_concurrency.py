@@ -176,6 +176,7 @@ def test_no_thief_hears_that_it_is_empty_because_others_were_faster(path, script
             assert len(owner.steal_many(1000)) == thieves
 
 
+@pytest.mark.slow
 def test_a_batch_is_seen_whole_or_not_at_all(shm, path, script):
     text = """
         looker = SharedDeque.open(sys.argv[1], readonly=True)
@@ -202,6 +203,7 @@ def test_a_batch_is_seen_whole_or_not_at_all(shm, path, script):
         looker.end()
 
 
+@pytest.mark.slow
 def test_owners_killed_one_after_the_other_leave_what_they_had_pushed(shm, path, script):
     SharedDeque.create(path, 64).close()
     text = """
@@ -246,6 +248,7 @@ def test_owners_killed_one_after_the_other_leave_what_they_had_pushed(shm, path,
         assert sequence + 1 <= len(mine) <= sequence + 3
 
 
+@pytest.mark.slow
 def test_thieves_killed_in_the_middle_lose_nothing(shm, path, script):
     count = 3000
     text = """

@@ -220,6 +220,7 @@ def test_a_child_takes_the_place_of_its_dead_parent(thief, raw, start):
     assert steal_all(thief) == ["parent's", "child's"]
 
 
+@pytest.mark.slow
 def test_of_many_who_want_the_place_of_a_dead_owner_one_gets_it(path, thief, raw, start, in_threads):
     for _ in range(10):
         owner = start("owner")
@@ -456,6 +457,7 @@ def test_a_dead_owner_whose_number_somebody_else_has_got_is_not_there(path, thie
             thief.push(b"x")
 
 
+@pytest.mark.slow
 def test_threads_rescue_and_take_over_at_once(path, thief, raw, start, in_threads):
     for turn in range(10):
         owner = start("owner")

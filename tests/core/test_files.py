@@ -287,7 +287,7 @@ class TestFullDisks:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         monkeypatch.setattr(files, "sync_directory", full)
-        with pytest.raises(OSError, match="No space left on device$"):
+        with pytest.raises(OSError, match=r"No space left on device$"):
             create(path, durable=True)
         assert path.stat().st_size == 4096
 

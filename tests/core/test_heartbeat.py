@@ -571,6 +571,7 @@ class TestLife:
         table.unregister(1)
         assert table.register(ME) == 1
 
+    @pytest.mark.slow
     def test_those_who_take_the_slots_of_the_dead_at_once_get_one_each(self, script, path):
         HeartbeatTable.create(path, 32).close()
         for _ in range(5):

@@ -588,6 +588,7 @@ def test_a_readonly_handle_rescues_nothing(path, ring, raw):
 # --- many at once ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_many_rescuers_at_once_give_back_each_message_of_many_dead_once(path, run_script):
     with SharedRing.create(path, 64) as ring:
         run_script(

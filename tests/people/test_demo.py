@@ -541,6 +541,7 @@ def test_a_worker_killed_half_way_costs_no_file(tree: Path) -> None:
     assert report.bytes_read == sum(len(b"%d " % number) * 20_000 for number in range(60))
 
 
+@pytest.mark.slow
 def test_workers_that_die_for_good_end_the_run_with_code_1(
     tree: Path, tmp_path: Path, shared_memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -535,6 +535,7 @@ def test_five_quick_deaths_in_a_row_end_the_pool_with_their_cause(
     assert pool.pids == []
 
 
+@pytest.mark.slow
 def test_a_module_that_cannot_be_imported_breaks_the_pool_which_says_that_it_would_come_again(
     make_pool: Callable[..., WorkerPool], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -589,6 +590,7 @@ def patient_pool(make_pool: Callable[..., WorkerPool]) -> WorkerPool:
     return pool
 
 
+@pytest.mark.slow
 def test_a_start_alone_is_no_sign_of_health(make_pool: Callable[..., WorkerPool], modules: Path, fifos: Path) -> None:
     (modules / "tells.py").write_text(f"open({str(fifos / 'started')!r}, 'wb').close()\n")
     pool = make_pool("tells", clock=Clock(), backoff=lambda _deaths: 0.0, report=lambda _message: None)
@@ -614,6 +616,7 @@ def test_a_completed_job_ends_a_row_of_quick_deaths(patient_pool: WorkerPool, qu
         kill_and_poll(patient_pool)
 
 
+@pytest.mark.slow
 def test_a_worker_that_completed_a_job_and_was_told_to_stop_by_somebody_died_no_quick_death(
     patient_pool: WorkerPool, queue: JobQueue
 ) -> None:

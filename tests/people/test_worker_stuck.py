@@ -98,6 +98,7 @@ def test_a_pool_does_not_break_over_jobs_out_of_time(queue: JobQueue) -> None:
         pool.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [None, "holds the GIL"], ids=["idle", "holds the GIL"])
 def test_workers_end_with_their_supervisor_and_give_their_job_back(
     queue: JobQueue, tmp_path: Path, way: str | None

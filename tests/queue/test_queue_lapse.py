@@ -130,6 +130,7 @@ def test_the_reserve_is_there_for_the_copy_where_submitters_have_taken_all_else(
     all_is_free(queue)
 
 
+@pytest.mark.slow
 def test_a_stopped_leader_is_replaced(participant, path):
     table = lines_of_the_table(path)
     leader = participant()

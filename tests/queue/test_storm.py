@@ -47,6 +47,7 @@ def open_files():
     return len(os.listdir("/proc/self/fd"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_attempts", [3, 65_535])
 def test_every_job_is_answered_once_while_a_worker_is_killed_every_50_ms(path, participant, max_attempts):
     dice = random.Random(max_attempts)

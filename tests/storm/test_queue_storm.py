@@ -328,6 +328,7 @@ def tell_figures(figures, storm):
     )
 
 
+@pytest.mark.slow
 def test_every_job_of_the_living_client_is_resolved_once(shm, tmp_path, dice, sized, figures):
     storm = weather(os.fspath(shm / "queue"), tmp_path, dice, sized(400, 20_000))
     tell_figures(figures, storm)

@@ -160,6 +160,7 @@ MORE_MAPS = 16
 """Anonymous maps come and go with the interpreter's heap; one a restart would be many more."""
 
 
+@pytest.mark.slow
 def test_supervisor_client_and_the_oldest_worker_stay_as_they_are_over_restarts(
     shm, tmp_path, dice, sized, figures, supervised
 ):
@@ -231,6 +232,7 @@ def place(shm, tmp_path):
     return find
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "submitter"), [("memory", "dies too"), ("disk", "lives"), ("memory", "lives"), ("disk", "dies too")]
 )
