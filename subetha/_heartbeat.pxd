@@ -81,6 +81,22 @@ cdef inline Code record_snapshot(Participant *record, Participant *copy) noexcep
     return EMPTY
 
 
+cdef inline uint64_t records_silent(Records *records, uint64_t first, uint64_t epoch, uint64_t spared_pid) noexcept nogil:
+    """Of the 64 records from `first` on, a bit for each that has work in hand and has not beaten since `epoch`."""
+    cdef Participant copy
+    cdef uint64_t i
+    cdef uint64_t bits = 0
+    for i in range(first, min(first + 64, <uint64_t> records.count)):
+        if (
+            record_snapshot(&records.first[i], &copy) == OK
+            and copy.in_flight_bitmap != 0
+            and copy.last_seen_epoch < epoch
+            and copy.pid != spared_pid
+        ):
+            bits |= <uint64_t> 1 << (i - first)
+    return bits
+
+
 cdef inline bint record_is(Participant *record, uint64_t incarnation16) noexcept nogil:
     """Is the record still used by the incarnation of a job id (its low 16 bits)? seq_cst after a publish (P1)."""
     cdef uint64_t status = load_seq_cst_u64(&record.status)

@@ -374,10 +374,44 @@ cdef class HeartbeatTable(Mapped):
                 return None
             role = copy.role
             return layout.HeartbeatSnapshot(
-                copy.pid, copy.last_seen_epoch, copy.in_flight_bitmap, Role(role) if role in ROLES else role
+                copy.pid, copy.last_seen_epoch, copy.in_flight_bitmap, ROLES.get(role, role)
             )
         finally:
             self.leave()
+
+    def silent(self, before_epoch, spared_pid=0):
+        """Who has work in hand and has not beaten since an epoch; one pass over the records, without the GIL.
+
+        Parameters
+        ----------
+        before_epoch : int
+            Of it, or of a later one, the last beat of those not told of is.
+        spared_pid : int
+            The participants of this process are not told of.
+
+        Returns
+        -------
+        list of int
+            Their slots, ascending.
+        """
+        cdef uint64_t epoch = max(0, before_epoch)
+        cdef uint64_t spared = spared_pid
+        cdef uint64_t i, bits, first
+        cdef list found = []
+        self.enter()
+        try:
+            for first in range(0, self.records.count, 64):
+                with nogil:
+                    bits = records_silent(&self.records, first, epoch, spared)
+                i = first
+                while bits:
+                    if bits & 1:
+                        found.append(i)
+                    bits >>= 1
+                    i += 1
+        finally:
+            self.leave()
+        return found
 
     def is_alive(self, i):
         """Does anybody hold slot `i`? The kernel's word, not the pid's."""
@@ -411,4 +445,4 @@ cdef class HeartbeatTable(Mapped):
         return iter(alive)
 
 
-cdef object ROLES = frozenset(int(role) for role in Role)
+cdef dict ROLES = {int(role): role for role in Role}

@@ -15,8 +15,7 @@ IN_FLIGHT_BITS = 64
 class WatchedTable(Protocol):
     """What a watchdog needs of a heartbeat table."""
 
-    @property
-    def capacity(self) -> int: ...
+    def silent(self, before_epoch: int, spared_pid: int = 0, /) -> list[int]: ...
     def tick_global_epoch(self) -> int: ...
     def snapshot(self, i: int, /) -> HeartbeatSnapshot | None: ...
     def clear_in_flight(self, i: int, bit: int, /) -> None: ...
@@ -86,11 +85,10 @@ class FailoverWatchdog:
         """
         epoch = self._table.tick_global_epoch()
         dead = []
-        for slot in range(self._table.capacity):
+        for slot in self._table.silent(epoch - self.grace_epochs, self._spared_pid or 0):
             found = self._table.snapshot(slot)
-            if found is None or found.in_flight_bitmap == 0 or found.pid == self._spared_pid:
-                continue
-            if epoch - found.last_seen_epoch > self.grace_epochs:
+            # it may have beaten, ended its work or left meanwhile
+            if found is not None and found.in_flight_bitmap and epoch - found.last_seen_epoch > self.grace_epochs:
                 dead.append(DeadSlot(slot, found))
         return ReclaimReport(tuple(dead), epoch)
 

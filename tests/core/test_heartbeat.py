@@ -38,6 +38,7 @@ LOOKING_CALLS = {
 OTHER_CALLS = {
     "register": lambda table: table.register(ME),
     "unregister": lambda table: table.unregister(0),
+    "silent": lambda table: table.silent(0),
     "tick_global_epoch": lambda table: table.tick_global_epoch(),
     "global_epoch": lambda table: table.global_epoch,
     "__iter__": list,

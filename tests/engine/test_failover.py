@@ -104,7 +104,7 @@ def test_a_beat_that_is_ahead_of_the_epoch_of_the_scan_is_alive(table):
     slot = busy(table, 11, 0)
 
     class Overtaken:
-        capacity, snapshot = table.capacity, table.snapshot
+        silent, snapshot = table.silent, table.snapshot
 
         def tick_global_epoch(self):
             epoch = table.tick_global_epoch()
@@ -114,6 +114,32 @@ def test_a_beat_that_is_ahead_of_the_epoch_of_the_scan_is_alive(table):
             return epoch
 
     assert FailoverWatchdog(Overtaken(), 0).scan().is_empty()
+
+
+@pytest.mark.parametrize("what", ["beat", "clear_in_flight", "unregister"])
+def test_who_beats_ends_its_work_or_leaves_while_the_scan_looks_is_not_reported(table, what):
+    slot, other = busy(table, 11, 0), busy(table, 12, 0)
+
+    class Overtaken:
+        tick_global_epoch, snapshot = table.tick_global_epoch, table.snapshot
+
+        def silent(self, before_epoch, spared_pid):
+            found = table.silent(before_epoch, spared_pid)
+            getattr(table, what)(slot, *([0] if what == "clear_in_flight" else []))
+            return found
+
+    assert slots_of(FailoverWatchdog(Overtaken(), 0).scan()) == [other]
+
+
+def test_a_table_of_any_size_is_scanned_to_its_end(shm):
+    with HeartbeatTable.create(shm / "table", 130) as table:
+        for n in range(130):
+            slot = table.register(100 + n)
+            if n in (0, 63, 64, 127, 128, 129):
+                table.mark_in_flight(slot, n % 64)
+        assert table.silent(0) == []
+        assert slots_of(FailoverWatchdog(table, 0).scan()) == [0, 63, 64, 127, 128, 129]
+        assert slots_of(FailoverWatchdog(table, 0, spared_pid=227).scan()) == [0, 63, 64, 128, 129]
 
 
 def test_free_slots_are_not_reported_and_a_new_holder_starts_with_a_fresh_beat(table):
