@@ -14,16 +14,18 @@ from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.number cimport PyNumber_AsSsize_t
 from libc.math cimport isnan
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport free, malloc
+from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy
 
 from subetha._atomics cimport *
 from subetha._blocks cimport *
 from subetha._cells cimport *
 from subetha._deque cimport *
+from subetha._handshake cimport *
 from subetha._heartbeat cimport *
 from subetha._lapse cimport *
 from subetha._layout cimport *
+from subetha._observation cimport *
 from subetha._process cimport *
 from subetha._queue cimport *
 from subetha._recovery cimport *
@@ -32,6 +34,7 @@ from subetha._rescue cimport *
 from subetha._ring cimport *
 from subetha._shareddeque cimport *
 from subetha._sharedring cimport *
+from subetha._waiting cimport *
 from subetha._watch cimport *
 
 import operator
@@ -48,6 +51,7 @@ cdef uint64_t LINES = layout.LINES_OFFSET
 cdef object ZERO = 0
 
 include "_wire.pxi"
+include "_adaptive.pxi"
 include "_mapped.pxi"
 include "_messages.pxi"
 include "_sharedring.pxi"
@@ -79,6 +83,7 @@ cdef int check_layout() except -1:
     cdef PoolLines pool
     cdef Participant participant
     cdef ArenaLines arena
+    cdef Observation observation
     compiled = {
         "RING_CELL": (sizeof(RingCell), {
             "word": <size_t> &ring.word - <size_t> &ring,
@@ -143,6 +148,13 @@ cdef int check_layout() except -1:
             "backed_bytes": <size_t> &arena.backed_bytes - <size_t> &arena,
             "high": <size_t> &arena.high - <size_t> &arena,
         }),
+        "OBSERVATION": (sizeof(Observation), {
+            "time_ns": <size_t> &observation.time_ns - <size_t> &observation,
+            "value": <size_t> &observation.value - <size_t> &observation,
+            "op": <size_t> &observation.op - <size_t> &observation,
+            "flags": <size_t> &observation.flags - <size_t> &observation,
+            "lap": <size_t> &observation.lap - <size_t> &observation,
+        }),
     }
     for name, (size, offsets) in compiled.items():
         kind = getattr(layout, name)
@@ -152,8 +164,9 @@ cdef int check_layout() except -1:
                 f"{name}: the compiled core has {size} bytes {offsets}, layout.py has {kind.itemsize} bytes {declared}; "
                 "build the extension again"
             )
-    if (SLOT_USED, OVERDUE, LINKED, LEVELS, MAX_CLASSES) != (
-        layout.SlotState.USED, layout.CellState.OVERDUE, layout.BlockState.LINKED, layout.PRIORITIES, layout.SIZE_CLASSES
+    if (SLOT_USED, OVERDUE, LINKED, LEVELS, MAX_CLASSES, OP_WATCHDOG_SCAN, WAIT_SPIN) != (
+        layout.SlotState.USED, layout.CellState.OVERDUE, layout.BlockState.LINKED, layout.PRIORITIES, layout.SIZE_CLASSES,
+        layout.Op.WATCHDOG_SCAN, layout.WaitTag.SPIN,
     ):
         raise errors.LayoutMismatch("states or limits of the compiled core and of layout.py differ; build the extension again")
     return 0

@@ -47,6 +47,25 @@ cdef enum:
     CLAIMABLE = 1 << READY | 1 << RETRY
     COLLECTABLE = 1 << DONE | 1 << DEAD | 1 << QUARANTINED
 
+cdef enum OpCode:
+    OP_PUSH = 1
+    OP_POP = 2
+    OP_CLAIM = 3
+    OP_WAIT = 4
+    OP_YIELD = 5
+    OP_REGISTER = 6
+    OP_BEAT = 7
+    OP_MARK = 8
+    OP_GET = 9
+    OP_PUT = 10
+    OP_REMOVE = 11
+    OP_WATCHDOG_SCAN = 12
+
+cdef enum WaitCode:
+    WAIT_SLEEP = 0
+    WAIT_BRIEF = 1
+    WAIT_SPIN = 2
+
 cdef enum:
     WAITERS_BIT = 1
     WAKE_STEP = 2
@@ -124,3 +143,10 @@ ctypedef struct Participant:
     uint64_t runs
     uint32_t pid
     uint32_t role
+
+ctypedef struct Observation:
+    uint64_t time_ns
+    uint64_t value
+    uint16_t op
+    uint16_t flags
+    uint32_t lap

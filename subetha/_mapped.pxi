@@ -55,9 +55,14 @@ cdef class Mapped:
     cdef int64_t users          # calls under way
     cdef int64_t views          # memoryviews of payloads
     cdef int64_t users_since    # the fork that they are counted since
+    cdef HandshakeHeader handshake
+    cdef ObservationRing observed
+    cdef int64_t idle_since     # when waits of this handle found nothing for the first time since it took something; 0: not
 
     def __cinit__(self):
         self.fd = -1
+        self.handshake = HandshakeHeader(WAIT_BRIEF)
+        self.observed = ObservationRing()
         private_set(&self.is_finished, 1)
         private_set(&self.is_unmapped, 1)
         self.users_since = fork_generation()
@@ -136,6 +141,79 @@ cdef class Mapped:
     cdef int wake_all(self) except -1:
         """Wake this handle's waiters, after it was marked closed."""
         return 0
+
+    @cython.final
+    cdef inline void observe(self, uint16_t op, uint16_t flags, uint64_t value) noexcept nogil:
+        """Record an operation where somebody listens; else one load and a branch."""
+        if unlikely(observations_want(&self.observed.state, op)):
+            self.put_observation(op, flags, value)
+
+    @cython.final
+    cdef void put_observation(self, uint16_t op, uint16_t flags, uint64_t value) noexcept nogil:
+        # a function of its own: unrolled into every operation it would cost those that nobody listens to
+        observation_put(&self.observed.state, op, flags, value)
+
+    @cython.final
+    cdef inline Code wait_for_more(
+        self, uint32_t *word, Check check, void *context, int64_t deadline, int *stage
+    ) noexcept nogil:
+        """One step of a wait for something to take, the first as long as this handle's strategy says."""
+        cdef bint is_first = stage[0] == 0
+        cdef int64_t late = 0
+        cdef Code code = wait_for_more(
+            &self.handshake.state, &self.idle_since, word, check, context, &self.is_closed, deadline, stage, &late
+        )
+        if late > LONG_TURN_NS:
+            self.observe(OP_YIELD, 0, <uint64_t> late)
+        if is_first and code == OK:
+            self.end_gap(1)
+        return code
+
+    @cython.final
+    cdef inline void end_gap(self, uint16_t flags) noexcept nogil:
+        """Something could be taken, or is about to be."""
+        if private_get(&self.idle_since):
+            self.put_gap(flags)
+
+    @cython.final
+    cdef void put_gap(self, uint16_t flags) noexcept nogil:
+        cdef int64_t since = private_swap(&self.idle_since, 0)
+        # 0: another thread was faster
+        if since:
+            self.observe(OP_WAIT, flags, <uint64_t> (monotonic_ns() - since))
+
+    @property
+    def header(self):
+        """The strategy of this handle, as a `HandshakeHeader`: its tags are those of `layout.WaitTag`."""
+        return self.handshake
+
+    @property
+    def ring(self):
+        """What is done through this handle, as an `ObservationRing`."""
+        return self.observed
+
+    def make_policy(self):
+        """What decides about this handle's strategy by default: None, nobody."""
+        return None
+
+    def apply_migration(self, new_tag):
+        """Change how long calls that take look for something new before they sleep.
+
+        Parameters
+        ----------
+        new_tag : WaitTag
+
+        Returns
+        -------
+        bool
+            False where calls are under way that began two strategies ago: try again.
+
+        Raises
+        ------
+        ValueError
+            No such tag.
+        """
+        return self.handshake.migrate(layout.WaitTag(new_tag))
 
     @property
     def path(self):

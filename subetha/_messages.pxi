@@ -314,9 +314,7 @@ cdef class SharedMessages(Mapped):
         if code == EMPTY:
             while code == EMPTY:
                 with nogil:
-                    code = wait_for(
-                        &self.ring.lines.items, has_items, &self.ring, &self.is_closed, deadline, &stage
-                    )
+                    code = self.wait_for_more(&self.ring.lines.items, has_items, &self.ring, deadline, &stage)
                 if code == SIGNAL:
                     PyErr_CheckSignals()
                     self.join()
@@ -326,6 +324,7 @@ cdef class SharedMessages(Mapped):
                     raise_code(EMPTY, self.file_path, f"no message came in {timeout} s")
         if code != OK:
             raise_code(code, self.file_path, "")
+        self.end_gap(0)
         return 0
 
     @cython.final
@@ -347,6 +346,7 @@ cdef class SharedMessages(Mapped):
                 wanted -= taken
                 if taken < here:
                     break
+            self.observe(OP_POP, not payloads, <uint64_t> len(payloads))
             return payloads
         finally:
             self.leave()
@@ -422,6 +422,7 @@ cdef class SharedMessages(Mapped):
             code = self.take_mending(&ref)
             if code == OK:
                 return self.claim_taken(&ref)
+            self.observe(OP_CLAIM, 1, 0)
             raise_code(code, self.file_path, "no message waits")
         finally:
             self.leave()
@@ -453,6 +454,7 @@ cdef class SharedMessages(Mapped):
         claim.length = length
         claim.generation = self.generation
         private_set(&claim.is_over, 0)
+        self.observe(OP_CLAIM, 0, 1)
         return claim
 
     def repair(self):

@@ -25,6 +25,7 @@ cdef extern from "process.h" nogil:
     int lock_test(int fd, int64_t byte)
     int lock_take(int fd, int64_t byte)
     int64_t fork_generation()
+    int count_forks()
     void watch_parent(int pid)
     bint registration_is_good(registration *r)
     int file_is_unlinked(int fd)
@@ -100,6 +101,36 @@ cdef inline bint is_time_to_look(int64_t *looked_ns) noexcept nogil:
     return True
 
 
+cdef inline Code look_for(
+    Check check, void *context, int64_t *closed, int checks, int64_t yield_ns, int64_t *late_ns
+) noexcept nogil:
+    """Look so many times in a row, then for `yield_ns` between turns of whoever else wants this processor. SIGNAL: not yet.
+
+    Where something was there when this one's turn came again, `late_ns` says how long the others' turn before that was.
+    """
+    cdef int64_t began, before, now
+    cdef int _n
+    cdef Code code
+    for _n in range(checks):
+        code = check(context, False)
+        if code != EMPTY and code != FULL:
+            return code
+        if private_get(closed):
+            return CLOSED
+        cpu_pause()
+    # whoever was woken for this may be waiting for our processor; where others are, one turn of theirs ends this
+    began = now = monotonic_ns()
+    while now - began < yield_ns:
+        sched_yield()
+        code = check(context, False)
+        before = now
+        now = monotonic_ns()
+        if code != EMPTY and code != FULL:
+            late_ns[0] = now - before
+            return code
+    return SIGNAL
+
+
 cdef inline Code wait_for(
     uint32_t *word, Check check, void *context, int64_t *closed, int64_t deadline, int *stage
 ) noexcept nogil:
@@ -109,26 +140,12 @@ cdef inline Code wait_for(
     (< 0: none); `stage` is the caller's, 0 at first.
     """
     cdef uint32_t seen
-    cdef int64_t ns, began
-    cdef int _n
+    cdef int64_t ns
+    cdef int64_t late = 0
     cdef Code code
     if stage[0] == 0:
         stage[0] = 1
-        for _n in range(SPIN_CHECKS):
-            code = check(context, False)
-            if code != EMPTY and code != FULL:
-                return code
-            if private_get(closed):
-                return CLOSED
-            cpu_pause()
-        # whoever was woken for this may be waiting for our processor; where others are, one turn of theirs ends this
-        began = monotonic_ns()
-        while monotonic_ns() - began < YIELD_NS:
-            sched_yield()
-            code = check(context, False)
-            if code != EMPTY and code != FULL:
-                return code
-        return SIGNAL
+        return look_for(check, context, closed, SPIN_CHECKS, YIELD_NS, &late)
     # W2: pairs with W1
     seen = fetch_or_seq_cst_u32(word, WAITERS_BIT) | WAITERS_BIT
     fence_after_rmw()

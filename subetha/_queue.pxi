@@ -650,6 +650,7 @@ cdef class QueueHandle(Mapped):
                 else:
                     code = queue_submit(&self.queue, frame, job_id, level, max_attempts, timeout_ns)
             if code == OK:
+                self.observe(OP_PUSH, 0, 1)
                 return job_id
             private_add(&self.queue.held, -1)
             if code == NOT_SYNCED:
@@ -664,6 +665,7 @@ cdef class QueueHandle(Mapped):
                     raise_code(code, self.file_path, "")
                 self.repair()
                 continue
+            self.observe(OP_PUSH, 1, 0)
             self.wait_for_room(code, deadline, wait, &stage, &idle)
 
     @cython.final
@@ -902,18 +904,19 @@ cdef class QueueHandle(Mapped):
                     )
                 code = self.take_mending(&ref)
                 if code == OK:
+                    self.end_gap(0)
                     claim = self.claim_taken(&ref)
                     if claim is not None:
+                        self.observe(OP_CLAIM, 0, 1)
                         return claim
                     continue
                 if code != EMPTY:
                     raise_code(code, self.file_path, "")
                 if timeout is not None and timeout == 0:
+                    self.observe(OP_CLAIM, 1, 0)
                     raise_code(EMPTY, self.file_path, "no job waits")
                 with nogil:
-                    code = wait_for(
-                        &self.queue.lines.items, queue_has_jobs, &self.queue, &self.is_closed, deadline, &stage
-                    )
+                    code = self.wait_for_more(&self.queue.lines.items, queue_has_jobs, &self.queue, deadline, &stage)
                 if code == SIGNAL:
                     PyErr_CheckSignals()
                 elif code == TIMEOUT:
@@ -1041,8 +1044,10 @@ cdef class QueueHandle(Mapped):
                 self.check_lock()
                 found = self.collect(as_frame)
                 if found is not None:
+                    self.observe(OP_POP, 0, 1)
                     return found
                 if timeout is not None and timeout == 0:
+                    self.observe(OP_POP, 1, 0)
                     raise_code(EMPTY, self.file_path, "no result is there")
                 with nogil:
                     code = wait_for(
@@ -1119,6 +1124,7 @@ cdef class QueueHandle(Mapped):
                 if found is None:
                     break
                 taken.append(found)
+            self.observe(OP_POP, not taken, <uint64_t> len(taken))
             return taken
         finally:
             self.leave()

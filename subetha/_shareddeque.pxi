@@ -200,6 +200,7 @@ cdef class SharedDeque(SharedMessages):
         cdef Code code = self.write(text, &filled)
         if code == OK:
             self.show(&filled, 1)
+        self.observe(OP_PUSH, code != OK, code == OK)
         return code
 
     @cython.final
@@ -329,6 +330,7 @@ cdef class SharedDeque(SharedMessages):
                     finally:
                         text_done(&text)
                     if code != OK:
+                        self.observe(OP_PUSH, 1, 0)
                         raise_code(
                             code, self.file_path,
                             f"{n} cells are free where a batch of {len(payloads)} messages needs as many; the others hold "
@@ -342,6 +344,7 @@ cdef class SharedDeque(SharedMessages):
                 if not shown and n:
                     self.withdraw(filled, n)
                 free(filled)
+            self.observe(OP_PUSH, 0, <uint64_t> n)
             return n
         finally:
             self.leave()
@@ -381,6 +384,7 @@ cdef class SharedDeque(SharedMessages):
             code = self.pop_once(&ref)
             if code == EMPTY and self.rescued_by(EMPTY_LOOK_MS):
                 code = self.pop_once(&ref)
+            self.observe(OP_POP, code != OK, code == OK)
             if code != OK:
                 raise_code(code if code != LOST else CORRUPT, self.file_path, "no message waits")
             return self.pop_taken(&ref)
@@ -415,10 +419,12 @@ cdef class SharedDeque(SharedMessages):
             if timeout is ZERO:
                 self.join()
                 code = self.take_mending(&ref)
+                self.observe(OP_POP, code != OK, code == OK)
                 if code != OK:
                     raise_code(code, self.file_path, "no message waits")
             else:
                 self.take_waiting(&ref, timeout)
+                self.observe(OP_POP, 0, 1)
             return self.pop_taken(&ref)
         finally:
             self.leave()

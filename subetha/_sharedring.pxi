@@ -82,7 +82,9 @@ cdef class SharedRing(SharedMessages):
         return code
 
     cdef Code push_text(self, Text *text) except? LOST:
-        return self.push_now(text)
+        cdef Code code = self.push_now(text)
+        self.observe(OP_PUSH, code != OK, code == OK)
+        return code
 
     @cython.final
     cdef Code publish_after_repair(self, Filled *filled) except? LOST:
@@ -123,6 +125,7 @@ cdef class SharedRing(SharedMessages):
                 code = self.push_now(&text)
             finally:
                 text_done(&text)
+            self.observe(OP_PUSH, code != OK, code == OK)
             if code != OK:
                 raise_code(code, self.file_path, self.full_text())
         finally:
@@ -191,6 +194,7 @@ cdef class SharedRing(SharedMessages):
                 pushed += n
                 if n < wanted:
                     break
+            self.observe(OP_PUSH, pushed < len(items), <uint64_t> pushed)
             return pushed
         finally:
             self.leave()
@@ -263,6 +267,7 @@ cdef class SharedRing(SharedMessages):
         try:
             self.join()
             code = self.take_mending(&ref)
+            self.observe(OP_POP, code != OK, code == OK)
             if code != OK:
                 raise_code(code, self.file_path, "no message waits")
             return self.pop_taken(&ref)
@@ -292,6 +297,7 @@ cdef class SharedRing(SharedMessages):
         self.enter()
         try:
             self.take_waiting(&ref, timeout)
+            self.observe(OP_POP, 0, 1)
             return self.pop_taken(&ref)
         finally:
             self.leave()

@@ -233,6 +233,7 @@ cdef class HeartbeatTable(Mapped):
                 if number is None:
                     raise
             self.numbers[number.slot] = number
+            self.observe(OP_REGISTER, 0, number.slot)
             return number.slot
         finally:
             self.leave()
@@ -277,6 +278,7 @@ cdef class HeartbeatTable(Mapped):
             record = self.record(i)
             # T1: pairs with T2
             store_release_u64(&record.last_seen_epoch, load_acquire_u64(self.epoch))
+            self.observe(OP_BEAT, 0, <uint64_t> (record - self.records.first))
         finally:
             self.leave()
 
@@ -316,6 +318,7 @@ cdef class HeartbeatTable(Mapped):
             store_relaxed_u32(&self.in_flight[<uint64_t> i][<int> bit], as_u32(cell, "cell"))
             # T3: pairs with T2
             fetch_or_acq_rel_u64(&record.in_flight_bitmap, mask)
+            self.observe(OP_MARK, 0, <uint64_t> (record - self.records.first))
         finally:
             self.leave()
 

@@ -89,6 +89,50 @@ class Role(enum.IntEnum):
     SUPERVISOR = 3
 
 
+class Op(enum.IntEnum):
+    """What a record of an observation ring tells of (`OBSERVATION["op"]`), and what its `value` is.
+
+    Bit 0 of `flags` says that there was no room, or nothing, at that moment; of a wait, that what it waited for came before it
+    slept; of a scan, that something has to be reclaimed.
+    """
+
+    PUSH = 1
+    """Put in, or submitted: how many."""
+    POP = 2
+    """Taken out, or received: how many."""
+    CLAIM = 3
+    """Claimed: how many."""
+    WAIT = 4
+    """The gap before something could be taken: how many ns nothing was there."""
+    YIELD = 5
+    """What was waited for came while others had the processor, which the wait had left to them for long: how many ns."""
+    REGISTER = 6
+    """Registered in a heartbeat table: the slot."""
+    BEAT = 7
+    """Beaten: the slot."""
+    MARK = 8
+    """Said to be in flight: the slot."""
+    GET = 9
+    """Looked up in a map: how many bytes were found."""
+    PUT = 10
+    """Put into a map: how many bytes."""
+    REMOVE = 11
+    """Removed from a map: 1."""
+    WATCHDOG_SCAN = 12
+    """A watchdog has scanned its table: how many participants have to be reclaimed."""
+
+
+class WaitTag(enum.IntEnum):
+    """Strategy of a handle: how long a call that takes looks for something new before it sleeps."""
+
+    SLEEP = 0
+    """Not at all."""
+    BRIEF = 1
+    """Some looks in a row, then 20 us; what a handle begins with."""
+    SPIN = 2
+    """The same, but 100 us."""
+
+
 class HeartbeatSnapshot(NamedTuple):
     """One participant, as its record stood at one moment.
 
@@ -249,6 +293,9 @@ ARENA_LINES = np.dtype(
     }
 )
 """Hints of an arena: bytes that have disk behind them, and for each size class the first block that never had."""
+
+OBSERVATION = np.dtype([("time_ns", "<u8"), ("value", "<u8"), ("op", "<u2"), ("flags", "<u2"), ("lap", "<u4")])
+"""Record of an observation ring, which lies in no file: when (monotonic ns), what (`Op`), and the lap of the ring it is of."""
 
 LINES_OFFSET = 128
 """Where the lines that change begin in every file."""

@@ -248,16 +248,31 @@ static int start_timer(void) /* with the mutex held */
     return why;
 }
 
-/* Lock the byte and make the registration known to the fork handler. 0, or errno (EAGAIN: the byte is held). */
-static int registration_lock(registration *r, int fd, int64_t byte)
+static int set_up_process(void) /* with the mutex held; 0, or errno */
 {
     int why = 0;
-    pthread_mutex_lock(&process_mutex);
     if (!process_is_set_up) {
         init_condition();
         why = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
         process_is_set_up = why == 0;
     }
+    return why;
+}
+
+/* From here on fork_generation() moves on in a forked child, also without a registration. 0, or errno. */
+static int count_forks(void)
+{
+    pthread_mutex_lock(&process_mutex);
+    int why = set_up_process();
+    pthread_mutex_unlock(&process_mutex);
+    return why;
+}
+
+/* Lock the byte and make the registration known to the fork handler. 0, or errno (EAGAIN: the byte is held). */
+static int registration_lock(registration *r, int fd, int64_t byte)
+{
+    pthread_mutex_lock(&process_mutex);
+    int why = set_up_process();
     if (why == 0) {
         r->status = NULL;
         r->byte = byte;

@@ -649,8 +649,8 @@ class TestTimeouts:
 
 class TestHandles:
     def test_every_public_call_is_among_those_tested(self):
-        properties = {"capacity", "payload_bytes", "path", "closed"}
-        others = {"create", "open", "open_or_create", "close"}
+        properties = {"capacity", "payload_bytes", "path", "closed", "header", "ring"}
+        others = {"create", "open", "open_or_create", "close", "make_policy", "apply_migration"}
         public = {name for name in dir(SharedRing) if not name.startswith("_")}
         assert public == {name for name in CALLS if not name.startswith("_")} | properties | others
 
