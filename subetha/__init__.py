@@ -65,6 +65,15 @@ if TYPE_CHECKING:
     from subetha.scheduler import ResultCollector as ResultCollector
     from subetha.scheduler import Submitter as Submitter
     from subetha.scheduler import WorkerLoop as WorkerLoop
+    from subetha.sidecar import AdaptiveInstance as AdaptiveInstance
+    from subetha.sidecar import FixedPolicy as FixedPolicy
+    from subetha.sidecar import HandshakeHeader as HandshakeHeader
+    from subetha.sidecar import InstanceStats as InstanceStats
+    from subetha.sidecar import NoMigrationPolicy as NoMigrationPolicy
+    from subetha.sidecar import ObservationRing as ObservationRing
+    from subetha.sidecar import Policy as Policy
+    from subetha.sidecar import Sidecar as Sidecar
+    from subetha.sidecar import WaitingPolicy as WaitingPolicy
     from subetha.transport import MessageTransport as MessageTransport
     from subetha.wire import MAX_ARG_LEN as MAX_ARG_LEN
     from subetha.wire import MAX_RESULT_LEN as MAX_RESULT_LEN
@@ -85,6 +94,8 @@ _MODULE_OF = {
         "layout": "HeartbeatSnapshot Role",
         "pass_registry": "PassRegistry PassResult execute is_registered register registered_count unregister",
         "scheduler": "BackgroundScheduler ResultCollector Submitter WorkerLoop",
+        "sidecar": "AdaptiveInstance FixedPolicy HandshakeHeader InstanceStats NoMigrationPolicy ObservationRing Policy Sidecar "
+        "WaitingPolicy",
         "transport": "MessageTransport",
         "wire": "MAX_ARG_LEN MAX_RESULT_LEN PAYLOAD_BYTES PassSlot",
         "worker": "WorkerPool",

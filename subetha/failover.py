@@ -7,7 +7,7 @@ every process that takes part watches it by its native timer, asks the kernel wh
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
-from subetha.layout import HeartbeatSnapshot
+from subetha.layout import HeartbeatSnapshot, Op
 
 IN_FLIGHT_BITS = 64
 
@@ -19,6 +19,12 @@ class WatchedTable(Protocol):
     def tick_global_epoch(self) -> int: ...
     def snapshot(self, i: int, /) -> HeartbeatSnapshot | None: ...
     def clear_in_flight(self, i: int, bit: int, /) -> None: ...
+
+
+class Observer(Protocol):
+    """Who is told of a scan; an `ObservationRing` is one."""
+
+    def record(self, op: int, value: int = 0, flags: int = 0, /) -> object: ...
 
 
 class DeadSlot(NamedTuple):
@@ -64,6 +70,8 @@ class FailoverWatchdog:
         How many epochs a beat may be behind: a lag equal to it is alive, a longer one is not.
     spared_pid : int, optional
         The process that is never judged, as a rule the caller's own: while it scans, it lives.
+    ring : ObservationRing, optional
+        Where a scan is recorded (`OP_WATCHDOG_SCAN`, flag 1 where somebody is taken for dead); the table's own by default.
 
     Raises
     ------
@@ -71,11 +79,19 @@ class FailoverWatchdog:
         `grace_epochs` is negative.
     """
 
-    def __init__(self, table: WatchedTable, grace_epochs: int = 1, *, spared_pid: int | None = None) -> None:
+    def __init__(
+        self,
+        table: WatchedTable,
+        grace_epochs: int = 1,
+        *,
+        spared_pid: int | None = None,
+        ring: Observer | None = None,
+    ) -> None:
         if grace_epochs < 0:
             raise ValueError(f"grace_epochs: expected 0 or more, found {grace_epochs}")
         self._table = table
         self._spared_pid = spared_pid
+        self._ring: Observer | None = getattr(table, "ring", None) if ring is None else ring
         self.grace_epochs = grace_epochs
 
     def scan(self) -> ReclaimReport:
@@ -90,6 +106,8 @@ class FailoverWatchdog:
             # it may have beaten, ended its work or left meanwhile
             if found is not None and found.in_flight_bitmap and epoch - found.last_seen_epoch > self.grace_epochs:
                 dead.append(DeadSlot(slot, found))
+        if self._ring is not None:
+            self._ring.record(Op.WATCHDOG_SCAN, len(dead), 1 if dead else 0)
         return ReclaimReport(tuple(dead), epoch)
 
     def clear_dead_bitmap(self, slot: int) -> None:

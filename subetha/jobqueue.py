@@ -42,6 +42,7 @@ from subetha.layout import (
     reserve_of,
 )
 from subetha.reboot import bring_up
+from subetha.sidecar import WaitingPolicy
 
 Durability = Literal["process", "disk"]
 
@@ -329,6 +330,10 @@ class JobQueue(QueueHandle):
             for n in np.flatnonzero(_states(cells) == CellState.QUARANTINED).tolist()
         ]
 
+    def make_policy(self) -> WaitingPolicy:
+        """What decides by default how long a claim looks for a job before it sleeps, where a `Sidecar` has this queue."""
+        return WaitingPolicy()
+
     @property
     def submit_side(self) -> "SubmitSide":
         """The queue as a transport of submit frames; its claims reply to the client that submitted."""
@@ -350,6 +355,11 @@ class SubmitSide:
         self._queue = queue
         self.try_claim = queue.try_claim
         self.claim = queue.claim
+        # It is adaptive as its queue is.
+        self.header = queue.header
+        self.ring = queue.ring
+        self.make_policy = queue.make_policy
+        self.apply_migration = queue.apply_migration
 
     def try_push(self, payload: bytes) -> int:
         """Submit the frame at priority 1; returns the job id, whose lower half is the token. Raises Full."""

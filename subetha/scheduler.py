@@ -31,6 +31,7 @@ from subetha.errors import (
 from subetha.failover import FailoverWatchdog, ReclaimReport
 from subetha.layout import MAX_CELLS, MAX_PARTICIPANTS, MIN_CELLS, Role
 from subetha.pass_registry import PassRegistry, default_registry
+from subetha.sidecar import AdaptiveInstance, HandshakeHeader, NoMigrationPolicy, ObservationRing, Policy, WaitingPolicy
 from subetha.transport import (
     LONGEST_PAUSE_S,
     Claim,
@@ -538,6 +539,10 @@ class BackgroundScheduler:
         source: ClaimSource = claiming if claims_reply(claiming) else PairedSource(submit, result)
         self._table = table
         self._pid = os.getpid()
+        # How the worker waits is the strategy of the handle that it claims through; other transports have none.
+        self._waits_at = submit if isinstance(submit, AdaptiveInstance) else None
+        self._header = HandshakeHeader() if self._waits_at is None else self._waits_at.header
+        self._ring = ObservationRing() if self._waits_at is None else self._waits_at.ring
         self._submitter = Submitter(submit)
         self._collector = ResultCollector(result)
         self._error: BaseException | None = None
@@ -743,7 +748,42 @@ class BackgroundScheduler:
         ReclaimReport
             See `FailoverWatchdog.scan`; the grace is one epoch.
         """
-        return FailoverWatchdog(self.heartbeat(), spared_pid=os.getpid()).scan()
+        return FailoverWatchdog(self.heartbeat(), spared_pid=os.getpid(), ring=self._ring).scan()
+
+    @property
+    def header(self) -> HandshakeHeader:
+        """How the worker waits for passes: the header of the submit transport, where that has one."""
+        return self._header
+
+    @property
+    def ring(self) -> ObservationRing:
+        """What is done: the observations of the submit transport, where that has some, and of the scans."""
+        return self._ring
+
+    def make_policy(self) -> Policy:
+        """Return a policy for how the worker waits; one that leaves it alone where the transport has no such strategies."""
+        return NoMigrationPolicy() if self._waits_at is None else WaitingPolicy()
+
+    def apply_migration(self, new_tag: int) -> bool | None:
+        """Change how the worker waits (`sidecar.WAIT_SLEEP`, `WAIT_BRIEF`, `WAIT_SPIN`).
+
+        Returns
+        -------
+        bool
+            False where that is not possible at the moment.
+
+        Raises
+        ------
+        ValueError
+            No such strategy.
+        UnsupportedTransportFamily
+            The submit transport has no strategies.
+        """
+        if self._waits_at is None:
+            raise UnsupportedTransportFamily(
+                "this scheduler's submit transport waits in one way only; it cannot be changed"
+            )
+        return self._waits_at.apply_migration(new_tag)
 
     def close(self, timeout: float | None = None) -> None:
         """Stop the worker, wait until it has finished the job in hand, and close what `start` opened.
