@@ -40,6 +40,7 @@ from subetha.errors import HeartbeatError, LayoutMismatch, SubethaError
 from subetha.jobqueue import Durability, JobQueue
 from subetha.layout import Role
 from subetha.scheduler import WorkerLoop
+from subetha.sidecar import Sidecar
 
 __all__ = ["WorkerPool", "WorkerPoolBroken", "exit_cause", "main", "restart_delay", "signals_deferred"]
 
@@ -197,9 +198,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         traceback.print_exc()
         return EXIT_CANNOT_START
-    with queue:
+    # It chooses how long the loop's claims look for a job before they sleep.
+    with queue, Sidecar() as sidecar:
         drain.attach(loop)
         try:
+            sidecar.register(queue)
             loop.run()
         finally:
             drain.finish()

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from subetha import files
 from subetha.cli import cli
 from subetha.errors import Empty, LayoutMismatch, SubethaError
 from subetha.jobqueue import JobQueue
+from subetha.layout import WaitTag
 from subetha.pass_registry import Pass
 from subetha.worker import (
     EXIT_CANNOT_START,
@@ -28,7 +30,7 @@ from subetha.worker import (
     signals_deferred,
 )
 
-HELD, PID, INTERRUPTED_ONCE, INTERRUPTED_TWICE, ENVIRONMENT, READS_INPUT = range(1, 7)
+HELD, PID, INTERRUPTED_ONCE, INTERRUPTED_TWICE, ENVIRONMENT, READS_INPUT, STRATEGY = range(1, 8)
 
 HANDLERS = """
 import json, os, signal, sys
@@ -72,6 +74,12 @@ def environment(_args):
 @register(6)
 def reads_input(_args):
     return b"input: " + sys.stdin.buffer.read()
+
+@register(7)
+def strategy(_args):
+    import gc
+    from subetha.jobqueue import JobQueue
+    return str(next(one for one in gc.get_objects() if isinstance(one, JobQueue)).header.tag).encode()
 """
 
 
@@ -161,6 +169,19 @@ def wait_for_start(fifos: Path) -> bytes:
 
 
 # --- one worker process ---
+
+
+def test_a_worker_whose_jobs_come_seldom_stops_looking_for_the_next_one_before_it_sleeps(
+    worker: Callable[..., subprocess.Popen[bytes]], queue: JobQueue
+) -> None:
+    process = worker()
+    assert run_job(queue, STRATEGY) == b"%d" % WaitTag.BRIEF
+    began = time.monotonic()
+    while run_job(queue, STRATEGY) != b"%d" % WaitTag.SLEEP:
+        assert time.monotonic() - began < 60
+        time.sleep(0.002)
+    process.terminate()
+    assert process.wait() == 0
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
