@@ -16,9 +16,11 @@ from libc.string cimport memcpy, memset
 from subetha._atomics cimport *
 from subetha._blocks cimport *
 from subetha._cells cimport *
+from subetha._handshake cimport *
 from subetha._heartbeat cimport *
 from subetha._lapse cimport *
 from subetha._layout cimport *
+from subetha._observation cimport *
 from subetha._process cimport *
 from subetha._queue cimport *
 from subetha._recovery cimport *
@@ -168,3 +170,4 @@ cdef class World:
 include "ring.pxi"
 include "table.pxi"
 include "queue.pxi"
+include "adaptive.pxi"

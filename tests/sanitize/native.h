@@ -22,6 +22,8 @@ static inline int cas_relaxed_u64(uint64_t *p, uint64_t expected, uint64_t desir
     return __atomic_compare_exchange_n(p, &expected, desired, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
 }
 
+static inline uint64_t fetch_add_relaxed_u64(uint64_t *p, uint64_t v) { return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
+
 #if defined(FAULT_STORE_RELEASE) /* C3, C5, B1, the link of a block */
 #define store_release_u64 store_relaxed_u64
 #elif defined(FAULT_LOAD_ACQUIRE) /* C1, R2, R3, B2, B3 */
@@ -30,6 +32,8 @@ static inline int cas_relaxed_u64(uint64_t *p, uint64_t expected, uint64_t desir
 #define cas_seq_cst_u64 cas_relaxed_u64
 #elif defined(FAULT_CAS_ACQ_REL) /* C2, C7, R4, B4 */
 #define cas_acq_rel_u64 cas_relaxed_u64
+#elif defined(FAULT_FETCH_ADD) /* G3, G5 */
+#define fetch_add_acq_rel_u64 fetch_add_relaxed_u64
 #endif
 
 #ifdef FAULT_READ_PAST

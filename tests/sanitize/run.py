@@ -55,6 +55,7 @@ KINDS = {
             "FAULT_STORE_RELEASE": ("ring-64", "data race"),
             "FAULT_CAS_SEQ_CST": ("ring-64", "data race"),
             "FAULT_CAS_ACQ_REL": ("queue-16", "data race"),
+            "FAULT_FETCH_ADD": ("adaptive", "data race"),
         },
     ),
     "address": Kind(

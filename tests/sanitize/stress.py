@@ -147,12 +147,31 @@ def queue(folder, seconds, cells, arena_bytes=2**16):
         return counts, world.found_faults
 
 
+def adaptive(folder, seconds, bits):
+    world = _stress.AdaptiveWorld(bits)
+    run_roles(
+        world,
+        seconds,
+        (world.operate, 41),
+        (world.operate, 42),
+        (world.operate, 43),
+        (world.migrate,),
+        (world.observe, 1),
+        (world.observe, 2),
+        (world.drain,),
+    )
+    counts = world.finish()
+    world.close()
+    return counts, world.found_faults
+
+
 WORLDS = {
     "ring-2": (ring, 2),
     "ring-64": (ring, 64),
     "table": (table,),
     "queue-16": (queue, 16),
     "queue-64": (queue, 64),
+    "adaptive": (adaptive, 4),
 }
 
 
