@@ -124,7 +124,10 @@ class JobClaim(Claim):
     def __del__(self) -> None: ...
 
 @disjoint_base
-class SharedMessages(Mapped):
+class Numbered(Mapped): ...
+
+@disjoint_base
+class SharedMessages(Numbered):
     @property
     def capacity(self) -> int: ...
     @property

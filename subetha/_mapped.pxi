@@ -1,5 +1,8 @@
 # A mapped file and its handle's life; numbers of participants; codes into exceptions.
 
+cdef enum:
+    REPAIRS = 8     # before a call gives up: others may damage the file again
+
 
 cdef object raise_code(Code code, str path, str detail):
     """The one place where codes of the core become exceptions."""
@@ -343,6 +346,101 @@ cdef Number take_number(
     raise errors.TableFull(
         f"{path}: all {records.count} slots are taken; close a handle, or create it with room for more participants"
     )
+
+
+@cython.no_gc_clear
+cdef class Numbered(Mapped):
+    """A structure used alone: its file has the records of those who take part, and a handle takes a number at its first change.
+
+    Not made directly.
+    """
+
+    cdef Records records
+    cdef Number number
+    cdef uint64_t me            # the number; 0: none yet
+    cdef int64_t generation
+    cdef uint64_t no_epoch
+    cdef int64_t rescued_ns     # when the dead were last looked for
+
+    @cython.final
+    cdef inline int join(self) except -1:
+        """Have a number of this process's own; nearly always it is there already."""
+        if self.me != 0 and self.generation == fork_generation() and registration_is_good(&self.number.kept):
+            return 0
+        return self.join_anew()
+
+    @cython.final
+    cdef int join_anew(self) except -1:
+        self.refuse_readonly()
+        if self.number is not None and not private_get(&self.number.kept.inherited):
+            self.number.refuse(self.file_path)
+            return 0
+        cdef Number taken = None
+        while taken is None:
+            try:
+                taken = take_number(
+                    &self.records, self.fd, <int64_t> self.bytes.shape[0], os.getpid(), Role.WORKER, &self.no_epoch, False,
+                    self.file_path,
+                )
+            except errors.TableFull:
+                if not self.make_room():
+                    raise
+        with cython.critical_section(self):
+            if self.number is not None and self.number.is_mine():
+                # another thread was faster
+                taken.give_up(True)
+            else:
+                self.number = taken
+                self.generation = fork_generation()
+                self.joined(taken.slot + 1)
+                self.me = taken.slot + 1
+        return 0
+
+    cdef int joined(self, uint64_t number) except -1:
+        """This handle has a number now, and is about to use it."""
+        return 0
+
+    cdef uint64_t rescue_dead(self) except? 0xFFFFFFFF:
+        """Rescue what every dead participant has left; how many of them."""
+        raise NotImplementedError
+
+    cdef int rescue_as(self, uint64_t slot, uint64_t status) except -1:
+        """Rescue what the dead holder of `slot` has left, in its own name."""
+        raise NotImplementedError
+
+    @cython.final
+    cdef bint somebody_is_dead(self) noexcept:
+        cdef uint64_t slot, status
+        for slot in range(self.records.count):
+            if slot + 1 != self.me and is_dead(&self.records, self.fd, self.bytes.shape[0], slot, &status):
+                return True
+        return False
+
+    @cython.final
+    cdef bint rescued_by(self, int64_t period_ms) except -1:
+        """Rescue, unless that was looked for within the period. True where somebody was dead."""
+        cdef int64_t now = monotonic_ns()
+        if now - self.rescued_ns < period_ms * 1000000:
+            return False
+        self.rescued_ns = now
+        return self.somebody_is_dead() and self.rescue_dead() > 0
+
+    @cython.final
+    cdef bint make_room(self) except -1:
+        """Where every number is taken: rescue in the name of a dead one, whose byte this process locks meanwhile."""
+        cdef Number number
+        cdef uint64_t slot, status
+        for slot in range(self.records.count):
+            if not is_dead(&self.records, self.fd, self.bytes.shape[0], slot, &status):
+                continue
+            number = Number()
+            if registration_lock(&number.kept, self.fd, <int64_t> self.bytes.shape[0] + <int64_t> slot) != 0:
+                continue
+            if not death_of_mine(&self.records, slot, &status):
+                continue
+            self.rescue_as(slot, status)
+            return status_state(load_acquire_u64(&self.records.first[slot].status)) == SLOT_FREE
+        return False
 
 
 cdef int check_number(str name, object value, int least, int most) except -1:

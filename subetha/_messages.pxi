@@ -4,7 +4,6 @@
 cdef object RING_CELL_BYTES = layout.RING_CELL.itemsize
 
 cdef enum:
-    REPAIRS = 8     # before a call gives up: others may damage or empty the places again
     FULL_LOOK_MS = 20       # a call that finds every cell in use looks for the dead, but not more often
     EMPTY_LOOK_MS = 500     # one that finds nothing waiting
     BATCH = 32      # messages written (or taken) before the first of them is published (or freed)
@@ -71,17 +70,12 @@ cdef object open_or_create_messages(object cls, object path, object capacity, ob
 
 
 @cython.no_gc_clear
-cdef class SharedMessages(Mapped):
+cdef class SharedMessages(Numbered):
     """Messages in cells of one mapped file: base of `SharedRing` and `SharedDeque`. Not made directly."""
 
     cdef Ring ring
-    cdef Records records
-    cdef Number number
-    cdef int64_t generation
     cdef uint64_t payload_size
     cdef uint64_t cells_offset
-    cdef uint64_t no_epoch
-    cdef int64_t rescued_ns     # when the dead were last looked for
 
     cdef int attach(self) except -1:
         header = self.file_header
@@ -113,37 +107,8 @@ cdef class SharedMessages(Mapped):
         self.payload_size = payload
         return 0
 
-    @cython.final
-    cdef inline int join(self) except -1:
-        """Have a number of this process's own; nearly always it is there already."""
-        if self.ring.owner != 0 and self.generation == fork_generation() and registration_is_good(&self.number.kept):
-            return 0
-        return self.join_anew()
-
-    @cython.final
-    cdef int join_anew(self) except -1:
-        self.refuse_readonly()
-        if self.number is not None and not private_get(&self.number.kept.inherited):
-            self.number.refuse(self.file_path)
-            return 0
-        cdef Number taken = None
-        while taken is None:
-            try:
-                taken = take_number(
-                    &self.records, self.fd, <int64_t> self.bytes.shape[0], os.getpid(), Role.WORKER, &self.no_epoch, False,
-                    self.file_path,
-                )
-            except errors.TableFull:
-                if not self.make_room():
-                    raise
-        with cython.critical_section(self):
-            if self.number is not None and self.number.is_mine():
-                # another thread was faster
-                taken.give_up(True)
-            else:
-                self.number = taken
-                self.generation = fork_generation()
-                self.ring.owner = taken.slot + 1
+    cdef int joined(self, uint64_t number) except -1:
+        self.ring.owner = number
         return 0
 
     cdef int give_up(self) except -1:
@@ -499,7 +464,6 @@ cdef class SharedMessages(Mapped):
         finally:
             self.leave()
 
-    @cython.final
     cdef uint64_t rescue_dead(self) except? 0xFFFFFFFF:
         cdef uint64_t rescued
         cdef int64_t lock_base = self.bytes.shape[0]
@@ -508,44 +472,13 @@ cdef class SharedMessages(Mapped):
             rescued = ring_rescue_dead(&self.ring, &self.records, self.fd, lock_base, &seen[0])
         return rescued
 
-    @cython.final
-    cdef bint somebody_is_dead(self) noexcept:
-        cdef uint64_t slot, status
-        for slot in range(self.records.count):
-            if slot + 1 != self.ring.owner and is_dead(&self.records, self.fd, self.bytes.shape[0], slot, &status):
-                return True
-        return False
-
-    @cython.final
-    cdef bint rescued_by(self, int64_t period_ms) except -1:
-        """Rescue, unless that was looked for within the period. True where somebody was dead."""
-        cdef int64_t now = monotonic_ns()
-        if now - self.rescued_ns < period_ms * 1000000:
-            return False
-        self.rescued_ns = now
-        return self.somebody_is_dead() and self.rescue_dead() > 0
-
-    @cython.final
-    cdef bint make_room(self) except -1:
-        """Where every number is taken: rescue in the name of a dead one, whose byte this process locks meanwhile."""
+    cdef int rescue_as(self, uint64_t slot, uint64_t status) except -1:
         cdef Ring ring = self.ring
-        cdef Number number
-        cdef uint64_t slot, status
-        cdef uint8_t[::1] seen
-        for slot in range(self.records.count):
-            if not is_dead(&self.records, self.fd, self.bytes.shape[0], slot, &status):
-                continue
-            number = Number()
-            if registration_lock(&number.kept, self.fd, <int64_t> self.bytes.shape[0] + <int64_t> slot) != 0:
-                continue
-            if not death_of_mine(&self.records, slot, &status):
-                continue
-            ring.owner = slot + 1
-            seen = np.zeros(ring.cells.count, np.uint8)
-            with nogil:
-                ring_rescue(&ring, &self.records, slot, status, &seen[0])
-            return status_state(load_acquire_u64(&self.records.first[slot].status)) == SLOT_FREE
-        return False
+        cdef uint8_t[::1] seen = np.zeros(ring.cells.count, np.uint8)
+        ring.owner = slot + 1
+        with nogil:
+            ring_rescue(&ring, &self.records, slot, status, &seen[0])
+        return 0
 
 
 @cython.final
