@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from subetha._core import JobClaim as JobClaim
     from subetha._core import Pass as Pass
     from subetha._core import SharedDeque as SharedDeque
+    from subetha._core import SharedHashMap as SharedHashMap
     from subetha._core import SharedRing as SharedRing
     from subetha._core import SubmittedResult as SubmittedResult
     from subetha.dispatcher import Axis as Axis
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from subetha.errors import HeartbeatError as HeartbeatError
     from subetha.errors import JobTimeout as JobTimeout
     from subetha.errors import LayoutMismatch as LayoutMismatch
+    from subetha.errors import MapFull as MapFull
     from subetha.errors import NotOwner as NotOwner
     from subetha.errors import PassError as PassError
     from subetha.errors import PayloadTooLarge as PayloadTooLarge
@@ -84,10 +86,10 @@ if TYPE_CHECKING:
 _MODULE_OF = {
     name: module
     for module, names in {
-        "_core": "Claim HeartbeatTable JobClaim Pass SharedDeque SharedRing SubmittedResult",
+        "_core": "Claim HeartbeatTable JobClaim Pass SharedDeque SharedHashMap SharedRing SubmittedResult",
         "dispatcher": "Axis DequeVariant MmfDispatcher MmfFamily MmfWorkloadShape WorkloadShape",
-        "errors": "ArenaFull ArgsTooLarge Empty ExecutionError Full HeartbeatError JobTimeout LayoutMismatch NotOwner PassError "
-        "PayloadTooLarge ResultTooLarge SchedError SubethaError TableFull TransportError UnknownClosureId "
+        "errors": "ArenaFull ArgsTooLarge Empty ExecutionError Full HeartbeatError JobTimeout LayoutMismatch MapFull NotOwner "
+        "PassError PayloadTooLarge ResultTooLarge SchedError SubethaError TableFull TransportError UnknownClosureId "
         "UnsupportedTransportFamily WorkerDied",
         "failover": "FailoverWatchdog ReclaimReport iter_in_flight_bits",
         "jobqueue": "DeadLetter JobQueue QuarantinedJob QueueStats",

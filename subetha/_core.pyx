@@ -25,6 +25,7 @@ from subetha._handshake cimport *
 from subetha._heartbeat cimport *
 from subetha._lapse cimport *
 from subetha._layout cimport *
+from subetha._map cimport *
 from subetha._observation cimport *
 from subetha._process cimport *
 from subetha._queue cimport *
@@ -40,6 +41,7 @@ from subetha._watch cimport *
 import operator
 import os
 import zlib
+from collections.abc import ItemsView, KeysView, Mapping, MutableMapping, ValuesView
 
 import numpy as np
 
@@ -56,6 +58,7 @@ include "_mapped.pxi"
 include "_messages.pxi"
 include "_sharedring.pxi"
 include "_shareddeque.pxi"
+include "_sharedmap.pxi"
 include "_table.pxi"
 include "_queue.pxi"
 
@@ -80,6 +83,8 @@ cdef int check_layout() except -1:
     cdef JobCell job
     cdef RingLines lines
     cdef DequeLines ends
+    cdef MapCell map_cell
+    cdef MapLines map_lines
     cdef PoolLines pool
     cdef Participant participant
     cdef ArenaLines arena
@@ -127,6 +132,17 @@ cdef int check_layout() except -1:
             "owner": <size_t> &ends.owner - <size_t> &ends,
             "pushes": <size_t> &ends.pushes - <size_t> &ends,
         }),
+        "MAP_CELL": (sizeof(MapCell), {
+            "word": <size_t> &map_cell.word - <size_t> &map_cell,
+            "hash": <size_t> &map_cell.hash - <size_t> &map_cell,
+            "key_length": <size_t> &map_cell.key_length - <size_t> &map_cell,
+            "value_length": <size_t> &map_cell.value_length - <size_t> &map_cell,
+            "key": <size_t> &map_cell.key - <size_t> &map_cell,
+        }),
+        "MAP_LINES": (sizeof(MapLines), {
+            "phase": <size_t> &map_lines.phase - <size_t> &map_lines,
+            "absent": <size_t> &map_lines.absent - <size_t> &map_lines,
+        }),
         "POOL_LINES": (sizeof(PoolLines), {
             "items": <size_t> &pool.items - <size_t> &pool,
             "space": <size_t> &pool.space - <size_t> &pool,
@@ -164,9 +180,9 @@ cdef int check_layout() except -1:
                 f"{name}: the compiled core has {size} bytes {offsets}, layout.py has {kind.itemsize} bytes {declared}; "
                 "build the extension again"
             )
-    if (SLOT_USED, OVERDUE, LINKED, LEVELS, MAX_CLASSES, OP_WATCHDOG_SCAN, WAIT_SPIN) != (
+    if (SLOT_USED, OVERDUE, LINKED, LEVELS, MAX_CLASSES, OP_WATCHDOG_SCAN, WAIT_SPIN, MOVING, KEY_BYTES) != (
         layout.SlotState.USED, layout.CellState.OVERDUE, layout.BlockState.LINKED, layout.PRIORITIES, layout.SIZE_CLASSES,
-        layout.Op.WATCHDOG_SCAN, layout.WaitTag.SPIN,
+        layout.Op.WATCHDOG_SCAN, layout.WaitTag.SPIN, layout.MapPhase.MOVING, layout.KEY_BYTES,
     ):
         raise errors.LayoutMismatch("states or limits of the compiled core and of layout.py differ; build the extension again")
     return 0

@@ -42,6 +42,15 @@ cdef enum SlotState:
     SLOT_USED = 1
     SLOT_DYING = 2
 
+cdef enum MapPhase:
+    STABLE = 0
+    CLEANING = 1
+    MOVING = 2
+
+cdef enum:
+    KEY_BYTES = 48
+    KEY_WORDS = 6
+
 cdef enum:
     # which states a reference may lead to: one bit a state
     CLAIMABLE = 1 << READY | 1 << RETRY
@@ -74,6 +83,13 @@ ctypedef struct RingCell:
     uint64_t word
     uint32_t length
     uint32_t reserved
+
+ctypedef struct MapCell:
+    uint64_t word
+    uint64_t hash
+    uint32_t key_length
+    uint32_t value_length
+    uint64_t key[6]
 
 ctypedef struct Cause:
     uint64_t when_ns
@@ -122,6 +138,12 @@ ctypedef struct DequeLines:
     uint64_t owner
     uint64_t pushes
     uint8_t pad1[104]
+
+ctypedef struct MapLines:
+    uint64_t phase
+    uint8_t pad0[120]
+    uint64_t absent
+    uint8_t pad1[120]
 
 ctypedef struct PoolLines:
     uint32_t items

@@ -469,14 +469,18 @@ cdef struct Text:
 
 
 cdef inline int text_of(object payload, Text *text) except -1:
-    if PyBytes_CheckExact(payload):
-        text.data = <const uint8_t *> PyBytes_AS_STRING(payload)
-        text.length = PyBytes_GET_SIZE(payload)
+    return bytes_like("payload", payload, text)
+
+
+cdef inline int bytes_like(str name, object given, Text *text) except -1:
+    if PyBytes_CheckExact(given):
+        text.data = <const uint8_t *> PyBytes_AS_STRING(given)
+        text.length = PyBytes_GET_SIZE(given)
         text.held = False
         return 0
-    if isinstance(payload, str):
-        raise TypeError("payload: expected bytes or another contiguous buffer, found str; encode it first")
-    PyObject_GetBuffer(payload, &text.view, PyBUF_SIMPLE)
+    if isinstance(given, str):
+        raise TypeError(f"{name}: expected bytes or another contiguous buffer, found str; encode it first")
+    PyObject_GetBuffer(given, &text.view, PyBUF_SIMPLE)
     text.data = <const uint8_t *> text.view.buf
     text.length = text.view.len
     text.held = True

@@ -23,6 +23,10 @@ class Full(TransportError, queue.Full):
     """No room at the moment; the message says which limit was hit."""
 
 
+class MapFull(Full):
+    """A map holds as many keys as it may; the message says how many that is, and what holds them."""
+
+
 class Empty(TransportError, queue.Empty):
     """Nothing to take at the moment."""
 

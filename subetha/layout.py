@@ -26,6 +26,10 @@ MAX_PARTICIPANTS = 65_534
 MIN_PAYLOAD_BYTES, MAX_PAYLOAD_BYTES = 8, 4088
 RING_PARTICIPANTS = 1022
 """Handles that may hold a ring or a deque used alone at one time."""
+KEY_BYTES = 48
+"""Longest key of a map, in bytes."""
+MAX_MAP_CAPACITY = 2**20
+MIN_VALUE_BYTES, MAX_VALUE_BYTES = 8, 65_536
 PRIORITIES = 3
 MIN_AREA_BYTES, MAX_AREA_BYTES = 56, 32_768
 MIN_BLOCK_BYTES = 4096
@@ -62,6 +66,14 @@ class CellState(enum.IntEnum):
     DEAD = 9
     QUARANTINED = 10
     OVERDUE = 11
+
+
+class MapPhase(enum.IntEnum):
+    """What goes on in a map; `docs/design/map.md` has the rules."""
+
+    STABLE = 0
+    CLEANING = 1
+    MOVING = 2
 
 
 class BlockState(enum.IntEnum):
@@ -194,6 +206,16 @@ DEQUE_LINES = np.dtype(
 )
 """The two ends of a deque; `owner` = incarnation << 16 | number of who may push (0: nobody); `pushes` is odd during a push."""
 
+MAP_LINES = np.dtype(
+    {
+        "names": ["phase", "absent"],
+        "formats": ["<u8", "<u8"],
+        "offsets": [0, HOT_LINE],
+        "itemsize": 2 * HOT_LINE,
+    }
+)
+"""`phase` = generation << 2 | MapPhase; `absent`, a hint, is how many keys were deleted since the last rebuild."""
+
 POOL_LINES = np.dtype(
     {
         "names": ["items", "space", "deadline", "boot"],
@@ -222,6 +244,9 @@ QUEUE_GEOMETRY = np.dtype(
 
 RING_CELL = np.dtype([("word", "<u8"), ("length", "<u4"), ("reserved", "<u4")])
 """Header of a cell of a structure used alone; the payload follows."""
+
+MAP_CELL = np.dtype([("word", "<u8"), ("hash", "<u8"), ("key_length", "<u4"), ("value_length", "<u4"), ("key", "V48")])
+"""Header of a cell of a map, with the key (zeros behind it); the value follows."""
 
 CAUSE = np.dtype([("when_ns", "<u8"), ("pid", "<u4"), ("code", "<i4")])
 """One death of a worker while it ran the job; `code` as `subprocess.Popen.returncode` has it, or UNKNOWN_CAUSE."""
@@ -302,6 +327,11 @@ LINES_OFFSET = 128
 
 STATE_SHIFT, VERSION_SHIFT = 16, 20
 VERSION_MASK = (1 << 44) - 1
+
+
+def map_reserve(capacity: int) -> int:
+    """How many cells a map has beside those for its keys: an overwrite needs one for a moment."""
+    return max(2, min(8, capacity // 8))
 
 
 def reserve_of(cells: int) -> int:

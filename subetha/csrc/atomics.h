@@ -60,6 +60,29 @@ static inline void copy_unowned(void *to, const void *from, uint64_t length)
         *out++ = load_unowned_u8(in++);
 }
 
+/* What others may copy meanwhile, by words: `to` is aligned to 8, and the rest of the last word becomes zero. */
+static inline void copy_shared(void *to, const void *from, uint64_t length)
+{
+    uint64_t *out = to;
+    const uint8_t *in = from;
+    uint64_t word;
+    for (; length >= 8; length -= 8, in += 8) {
+        memcpy(&word, in, 8);
+        store_relaxed_u64(out++, word);
+    }
+    if (length > 0) {
+        word = 0;
+        memcpy(&word, in, length);
+        store_relaxed_u64(out, word);
+    }
+}
+
+/* Orders every load before it with everything after it. */
+static inline void fence_acquire(void) { __atomic_thread_fence(__ATOMIC_ACQUIRE); }
+
+/* Orders everything before it with every store after it. */
+static inline void fence_release(void) { __atomic_thread_fence(__ATOMIC_RELEASE); }
+
 /* Orders everything before an atomic read-modify-write with every load after it. The locked instruction of x86 does that by itself. */
 static inline void fence_after_rmw(void)
 {
