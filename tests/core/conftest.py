@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from subetha._core import HeartbeatTable, SharedDeque, SharedRing
+from subetha._core import HeartbeatTable, SharedDeque, SharedHashMap, SharedRing
 
 SCRIPT_SECONDS = 60
 
@@ -21,8 +21,8 @@ SCRIPT_HEAD = """
 import faulthandler, gc, os, signal, sys, threading, time
 faulthandler.enable()
 import numpy as np
-from ring_file import DequeFile, RingFile, TableFile
-from subetha._core import HeartbeatTable, SharedDeque, SharedRing
+from ring_file import DequeFile, MapFile, RingFile, TableFile
+from subetha._core import HeartbeatTable, SharedDeque, SharedHashMap, SharedRing
 from subetha.errors import *
 from subetha.layout import CellState, Role, cell_word
 from traffic import origin_of, payload_of
@@ -164,6 +164,13 @@ def ring(path):
 def deque(path):
     """A deque of 4 cells, 56 bytes each, at `path`, owned by this handle."""
     with SharedDeque.create(path, 4) as made:
+        yield made
+
+
+@pytest.fixture
+def shared_map(path):
+    """A map of 8 keys, values of 56 bytes, at `path`."""
+    with SharedHashMap.create(path, 8) as made:
         yield made
 
 

@@ -1,4 +1,4 @@
-"""The bytes of a ring's and of a table's file, for tests that write them by hand.
+"""The bytes of a ring's, a map's and of a table's file, for tests that write them by hand.
 
 Also imported by the scripts that tests run in other processes.
 """
@@ -19,6 +19,8 @@ from subetha.layout import (
     HOT_LINE,
     LINE,
     LINES_OFFSET,
+    MAP_CELL,
+    MAP_LINES,
     PARTICIPANT,
     RING_CELL,
     RING_LINES,
@@ -26,9 +28,11 @@ from subetha.layout import (
     TABLE_LINES,
     VERSION_SHIFT,
     CellState,
+    MapPhase,
     SlotState,
     align,
     cell_word,
+    map_reserve,
 )
 
 
@@ -211,6 +215,134 @@ class DequeFile(RingFile):
     def set_position(self, position):
         """Both ends at a position, as after so many pushes and takes."""
         self.put(top=position, bottom=position)
+
+
+class MapFile:
+    """A map's file as numpy arrays that write through to it.
+
+    `arrays`: the two arrays of slots. `words`, `hashes`, `key_lengths`, `value_lengths`, `keys`, `values`: one entry a cell.
+    """
+
+    HAS_KEY, IS_PRESENT, IS_FROZEN = 1, 2, 4
+    TURNS = 1 << 12
+
+    def __init__(self, path):
+        self.path = os.fspath(path)
+        self.contents = np.asarray(np.memmap(self.path, np.uint8, "r+"))
+        header = self.contents[: FILE_HEADER.itemsize].view(FILE_HEADER)[0]
+        self.capacity, self.value_bytes = int(header["capacity"]), int(header["payload_bytes"])
+        participants = int(header["extra"])
+        self.count = self.capacity + map_reserve(self.capacity)
+        self.size = 1 << (2 * self.count - 1).bit_length()
+        self.shift = 15 + (self.count - 1).bit_length()
+        self.version_mask = (1 << min(44, 64 - self.shift)) - 1
+        slots_at = LINES_OFFSET + MAP_LINES.itemsize
+        records_at = slots_at + 2 * 8 * self.size
+        cells_at = align(records_at + participants * PARTICIPANT.itemsize, HOT_LINE)
+        self.lines = self.contents[LINES_OFFSET:slots_at].view(MAP_LINES)
+        self.arrays = self.contents[slots_at:records_at].view("<u8").reshape(2, self.size)
+        self.records = self.contents[records_at:][: participants * PARTICIPANT.itemsize].view(PARTICIPANT)
+        self.cells = self.contents[cells_at:].view(
+            {
+                "names": ["word", "hash", "key_length", "value_length", "key", "value"],
+                "formats": ["<u8", "<u8", "<u4", "<u4", ("u1", (48,)), ("u1", (self.value_bytes,))],
+                "offsets": [0, 8, 16, 20, 24, MAP_CELL.itemsize],
+                "itemsize": align(MAP_CELL.itemsize + align(self.value_bytes, 8), LINE),
+            }
+        )
+        assert len(self.cells) == self.count
+        self.words, self.hashes = self.cells["word"], self.cells["hash"]
+        self.key_lengths, self.value_lengths = self.cells["key_length"], self.cells["value_length"]
+        self.keys, self.values = self.cells["key"], self.cells["value"]
+
+    @property
+    def generation(self):
+        return int(self.lines["phase"][0]) >> 2
+
+    @property
+    def phase(self):
+        return MapPhase(int(self.lines["phase"][0]) & 3)
+
+    def put_phase(self, phase, generation=None):
+        self.lines["phase"] = (self.generation if generation is None else generation) << 2 | phase
+
+    def set_generation(self, generation):
+        """An empty map in that generation."""
+        self.put_phase(MapPhase.STABLE, generation)
+        self.arrays[generation & 1] = generation << 3
+        self.arrays[1 - generation & 1] = (generation - 1) % 2**61 << 3 | self.IS_FROZEN
+
+    def set_versions(self, version):
+        """Every cell free, with this version."""
+        self.words[:] = cell_word(version, CellState.FREE, 0)
+
+    @property
+    def slots(self):
+        """Those of the current generation."""
+        return self.arrays[self.generation & 1]
+
+    def key_word(self, cell, version, flags=HAS_KEY | IS_PRESENT, generation=None):
+        generation = self.generation if generation is None else generation
+        return (version & self.version_mask) << self.shift | cell << 15 | generation % self.TURNS << 3 | flags
+
+    def cell_of(self, word):
+        return (int(word) & ((1 << self.shift) - 1)) >> 15
+
+    def state_of(self, cell):
+        return CellState(int(self.words[cell]) >> STATE_SHIFT & 0xF)
+
+    def version_of(self, cell):
+        return int(self.words[cell]) >> VERSION_SHIFT
+
+    @property
+    def states(self):
+        return [self.state_of(cell) for cell in range(self.count)]
+
+    def key_at(self, cell):
+        return self.keys[cell, : self.key_lengths[cell]].tobytes()
+
+    def value_at(self, cell):
+        return self.values[cell, : self.value_lengths[cell]].tobytes()
+
+    def slot_of(self, key):
+        """The index of the slot that refers to a cell with that key, present or not."""
+        (found,) = [
+            i
+            for i, word in enumerate(map(int, self.slots))
+            if word & self.HAS_KEY and self.key_at(self.cell_of(word)) == key
+        ]
+        return found
+
+    def cell_for(self, key):
+        return self.cell_of(self.slots[self.slot_of(key)])
+
+    @property
+    def referenced(self):
+        """Cells that a slot of the current generation refers to: {cell: is it present}."""
+        found = {}
+        for word in map(int, self.slots[(self.slots & 1) != 0]):
+            cell = self.cell_of(word)
+            if word >> self.shift == self.version_of(cell) & self.version_mask:
+                found[cell] = bool(word & self.IS_PRESENT)
+        return found
+
+    @property
+    def used_slots(self):
+        return [int(slot) for slot in np.flatnonzero((self.records["status"] & 0xFF) == SlotState.USED)]
+
+    def faults(self):
+        """What is not as it must be while nobody is in a call: every cell is FREE, or READY(0) and referred to."""
+        referenced = self.referenced
+        named = (self.slots & 1).sum()
+        faults = [] if named == len(referenced) else [f"{named} slots refer to {len(referenced)} cells"]
+        faults += [
+            f"cell {cell} is {self.state_of(cell).name}, owner {int(self.words[cell]) & 0xFFFF}, "
+            f"{'referred to' if cell in referenced else 'in no slot'}"
+            for cell in range(self.count)
+            if int(self.words[cell]) & 0xFFFFF != ((CellState.READY << STATE_SHIFT) if cell in referenced else 0)
+        ]
+        keys = [self.key_at(cell) for cell in referenced]
+        return faults + [f"key {key!r} is there twice" for key in set(keys) if keys.count(key) > 1]
 
 
 class TableFile:
