@@ -1,7 +1,8 @@
 """A hash map: two arrays of slots that refer to cells with keys and values, in one file.
 
     slot     EMPTY(g)             generation 61 | flags 3
-             KEY(g, cell)         version | cell | generation mod 4096 (12) | flags 3: is a key, is present, is frozen
+             KEY(g, cell)         version | cell | generation | flags 3: is a key, is present, is frozen. The cell number takes
+                                  log2(cells) bits, the rest is halved between version (at least 24) and generation
     phase    generation 62 | MapPhase 2; generation g lies in array g & 1
     cell     FREE -> WRITING(me) -> READY(me) -> READY(0) -> FREE, version+1
 
@@ -34,8 +35,8 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 from subetha._atomics cimport (
-    cas_acq_rel_u64, cas_seq_cst_u64, copy_shared, fence_acquire, fence_release, fetch_add_acq_rel_u64, load_acquire_u64,
-    load_relaxed_u32, load_relaxed_u64, store_relaxed_u32, store_relaxed_u64,
+    cas_acq_rel_u64, cas_seq_cst_u64, copy_shared, fence_acquire, fence_after_rmw, fence_release, fetch_add_acq_rel_u64,
+    load_acquire_u64, load_relaxed_u32, load_relaxed_u64, store_relaxed_u32, store_relaxed_u64,
 )
 from subetha._cells cimport (
     VERSION_BITS, Cells, Filled, cell_free_if, cell_publish, cell_word, cells_acquire, word_owner, word_pack, word_state,
@@ -53,9 +54,7 @@ cdef enum:
     IS_PRESENT = 2
     IS_FROZEN = 4
     FLAG_BITS = 3
-    TURN_BITS = 12              # of the generation, in the word of a key
-    TURN_MASK = (1 << TURN_BITS) - 1
-    CELL_SHIFT = FLAG_BITS + TURN_BITS
+    LEAST_VERSION_BITS = 24
     PHASE_BITS = 2
     PHASE_MASK = 3
 
@@ -63,7 +62,9 @@ cdef enum:
     # before a call says that somebody keeps changing the file: each try fails only because another process went on
     MAP_TRIES = 1 << 16
     SLOT_TRIES = 1 << 12
+    MAP_MOVES = 256
     MAP_PASSES = 64
+    FEW_ABSENT = 4
 
 cdef enum Expects:
     ANYTHING = 0
@@ -79,7 +80,9 @@ ctypedef struct Map:
     uint64_t reserve            # cells that a new key leaves free, for overwrites
     uint64_t value_bytes
     uint64_t seed
-    uint64_t version_mask       # of the part of a cell's version that a slot has room for
+    uint64_t turn_mask          # of the part of a generation that the word of a key has room for
+    uint64_t version_mask       # of a cell's version
+    uint32_t cell_shift
     uint32_t version_shift
     uint64_t owner              # this handle's number
     uint64_t hint               # private: where a free cell may be
@@ -107,20 +110,25 @@ ctypedef struct MapFound:
 # ---- keys ----
 
 
-cdef inline void map_key_init(MapKey *key, uint64_t seed, const uint8_t *data, uint32_t length) noexcept nogil:
-    """Copy a key of at most KEY_BYTES, and hash it. The seed differs from file to file, so that no keys collide in all of them."""
-    cdef uint64_t h = seed ^ length
+cdef inline uint64_t map_hash(const MapKey *key, uint64_t seed) noexcept nogil:
+    """The seed differs from file to file, so that no keys collide in all of them."""
+    cdef uint64_t h = seed ^ key.length
     cdef uint32_t i
+    for i in range(key.count):
+        h = (h ^ key.words[i]) * <uint64_t> 0x9E3779B97F4A7C15
+        h ^= h >> 32
+    h *= <uint64_t> 0xD6E8FEB86659FD93
+    return h ^ h >> 32
+
+
+cdef inline void map_key_init(MapKey *key, uint64_t seed, const uint8_t *data, uint32_t length) noexcept nogil:
+    """Copy a key of at most KEY_BYTES, and hash it."""
     key.length = length
     key.count = (length + 7) // 8
     if length & 7:
         key.words[key.count - 1] = 0
     memcpy(key.words, data, length)
-    for i in range(key.count):
-        h = (h ^ key.words[i]) * <uint64_t> 0x9E3779B97F4A7C15
-        h ^= h >> 32
-    h *= <uint64_t> 0xD6E8FEB86659FD93
-    key.hash = h ^ h >> 32
+    key.hash = map_hash(key, seed)
 
 
 cdef inline MapCell *map_cell(Map *map, uint64_t index) noexcept nogil:
@@ -144,7 +152,7 @@ cdef inline bint map_cell_has(Map *map, uint64_t index, const MapKey *key) noexc
 
 
 cdef inline bint map_key_read(Map *map, uint64_t index, MapKey *out, uint32_t *length) noexcept nogil:
-    """Copy a cell's key and its value's length, as `map_cell_has`. False: lengths that no cell has."""
+    """Copy a cell's key and its value's length, as `map_cell_has`. False: no cell is like that."""
     cdef MapCell *cell = map_cell(map, index)
     cdef uint32_t i
     out.hash = load_relaxed_u64(&cell.hash)
@@ -156,10 +164,19 @@ cdef inline bint map_key_read(Map *map, uint64_t index, MapKey *out, uint32_t *l
     out.count = (out.length + 7) // 8
     for i in range(out.count):
         out.words[i] = load_relaxed_u64(&cell.key[i])
-    return True
+    return out.hash == map_hash(out, map.seed)
 
 
 # ---- words ----
+
+
+cdef inline void map_init_widths(Map *map, uint32_t cell_bits) noexcept nogil:
+    cdef uint32_t rest = 64 - FLAG_BITS - cell_bits
+    cdef uint32_t version_bits = rest // 2 if rest // 2 > LEAST_VERSION_BITS else LEAST_VERSION_BITS
+    map.cell_shift = 64 - cell_bits - version_bits
+    map.version_shift = 64 - version_bits
+    map.turn_mask = (<uint64_t> 1 << (rest - version_bits)) - 1
+    map.version_mask = (<uint64_t> 1 << version_bits) - 1
 
 
 cdef inline uint64_t slot_empty(uint64_t generation) noexcept nogil:
@@ -169,19 +186,23 @@ cdef inline uint64_t slot_empty(uint64_t generation) noexcept nogil:
 cdef inline uint64_t slot_key(Map *map, uint64_t generation, uint64_t cell, uint64_t version) noexcept nogil:
     """A present key that is not frozen."""
     return (
-        (version & map.version_mask) << map.version_shift | cell << CELL_SHIFT
-        | (generation & TURN_MASK) << FLAG_BITS | HAS_KEY | IS_PRESENT
+        version << map.version_shift | cell << map.cell_shift | (generation & map.turn_mask) << FLAG_BITS
+        | HAS_KEY | IS_PRESENT
     )
 
 
-cdef inline bint slot_is_of(uint64_t word, uint64_t generation) noexcept nogil:
+cdef inline bint slot_is_of(Map *map, uint64_t word, uint64_t generation) noexcept nogil:
     if word & HAS_KEY:
-        return ((word >> FLAG_BITS) ^ generation) & TURN_MASK == 0
+        return ((word >> FLAG_BITS) ^ generation) & map.turn_mask == 0
     return word & ~<uint64_t> IS_FROZEN == slot_empty(generation)
 
 
 cdef inline uint64_t slot_cell(Map *map, uint64_t word) noexcept nogil:
-    return (word & ((<uint64_t> 1 << map.version_shift) - 1)) >> CELL_SHIFT
+    return (word & ((<uint64_t> 1 << map.version_shift) - 1)) >> map.cell_shift
+
+
+cdef inline bint slot_refers(Map *map, uint64_t word, uint64_t index, uint64_t version) noexcept nogil:
+    return slot_cell(map, word) == index and (version ^ word >> map.version_shift) & map.version_mask == 0
 
 
 cdef inline uint64_t *map_slots(Map *map, uint64_t generation) noexcept nogil:
@@ -222,7 +243,7 @@ cdef inline bint map_cell_is(Map *map, uint64_t word, uint64_t index, uint64_t *
         version[0] = (version[0] - 1) & ((<uint64_t> 1 << VERSION_BITS) - 1)
     elif word_state(seen) != READY:
         return False
-    return (version[0] ^ word >> map.version_shift) & map.version_mask == 0
+    return slot_refers(map, word, index, version[0])
 
 
 # ---- finding ----
@@ -246,7 +267,7 @@ cdef inline Code map_probe(Map *map, uint64_t phase, const MapKey *key, bint wri
     for _n in range(map.size):
         word = slot_load(&slots[i])
         while True:
-            if not slot_is_of(word, generation) or (writes and word & IS_FROZEN):
+            if not slot_is_of(map, word, generation) or (writes and word & IS_FROZEN):
                 return LOST
             if not word & HAS_KEY:
                 out.slot = &slots[i]
@@ -278,12 +299,14 @@ cdef inline Code map_find(Map *map, const MapKey *key, bint writes, MapFound *ou
     """`map_probe` in the current generation; whoever writes completes a move first. Never LOST."""
     cdef uint64_t phase
     cdef Code code
+    cdef int moves = 0
     cdef int _tries
     for _tries in range(MAP_TRIES):
         phase = map_phase(map)
-        if phase & PHASE_MASK > MOVING:
+        if moves == MAP_MOVES or (writes and phase & PHASE_MASK > MOVING):
             return CORRUPT
         if writes and phase & PHASE_MASK == MOVING:
+            moves += 1
             map_move(map, phase)
             continue
         code = map_probe(map, phase, key, writes, out)
@@ -304,7 +327,7 @@ cdef inline Code map_look_at(Map *map, uint64_t phase, uint64_t i, MapKey *key, 
     out.slot = slot
     for _tries in range(SLOT_TRIES):
         out.word = word = slot_load(slot)
-        if not slot_is_of(word, out.generation):
+        if not slot_is_of(map, word, out.generation):
             return LOST
         if not word & IS_PRESENT:
             return EMPTY
@@ -392,13 +415,48 @@ cdef inline void map_unrefer(Map *map, uint64_t index, uint64_t version) noexcep
             return
 
 
+cdef inline void map_settle(
+    Map *map, const uint64_t *slot, uint64_t generation, uint64_t put, uint64_t index, uint64_t version
+) noexcept nogil:
+    """READY(me) -> READY(0), after the slot was made to be `put`. Who has replaced it since may have died before it freed the
+    cell, and then the rescue has left that alone, since it was ours."""
+    cdef uint64_t settled = word_pack(version, READY, 0)
+    cdef uint64_t phase, word
+    cdef uint64_t i
+    cdef int _tries
+    # K7: pairs with K8; where it fails the cell was freed meanwhile. Before the load of the slot: either that shows the one who
+    # has replaced it, or whoever rescues that one finds READY(0)
+    if not cas_seq_cst_u64(cell_word(&map.cells, index), word_pack(version, READY, map.owner), settled):
+        return
+    fence_after_rmw()
+    word = slot_load(slot)
+    if word == put:
+        return
+    if slot_is_of(map, word, generation) and not slot_refers(map, word, index, version):
+        map_unrefer(map, index, version)
+        return
+    # it was deleted, or moved: what a sweep does, for this cell alone
+    for _tries in range(MAP_PASSES):
+        phase = map_phase(map)
+        if phase & PHASE_MASK == MOVING:
+            map_move(map, phase)
+            continue
+        for i in range(map.size):
+            word = slot_load(&map_slots(map, phase >> PHASE_BITS)[i])
+            if word & HAS_KEY and slot_is_of(map, word, phase >> PHASE_BITS) and slot_refers(map, word, index, version):
+                return
+        if map_phase(map) | CLEANING == phase | CLEANING:
+            # C4: pairs with C1
+            cell_free_if(&map.cells, index, settled)
+            return
+
+
 cdef inline bint map_replace(Map *map, const MapFound *found, const Filled *filled) noexcept nogil:
     """Let the slot refer to a filled cell instead of what was found there. False: it is something else by now."""
-    cdef uint64_t ready = word_pack(word_version(filled.word), READY, map.owner)
-    if not slot_cas(found.slot, found.word, slot_key(map, found.generation, filled.cell, word_version(filled.word))):
+    cdef uint64_t word = slot_key(map, found.generation, filled.cell, word_version(filled.word))
+    if not slot_cas(found.slot, found.word, word):
         return False
-    # K7: pairs with K8; where it fails the cell was replaced and freed meanwhile
-    cas_acq_rel_u64(cell_word(&map.cells, filled.cell), ready, word_pack(word_version(filled.word), READY, 0))
+    map_settle(map, found.slot, found.generation, word, filled.cell, word_version(filled.word))
     if found.word & HAS_KEY:
         map_unrefer(map, found.cell, found.version)
         if not found.word & IS_PRESENT:
@@ -501,7 +559,7 @@ cdef inline bint map_move_key(Map *map, uint64_t phase, uint64_t word, uint64_t 
     for _n in range(map.size):
         for _tries in range(SLOT_TRIES):
             seen = slot_load(&slots[i])
-            if slot_is_of(seen, generation) and not seen & IS_FROZEN:
+            if slot_is_of(map, seen, generation) and not seen & IS_FROZEN:
                 # where the CAS fails, another one may have copied this very key
                 if seen & HAS_KEY or slot_cas(&slots[i], seen, copy):
                     break
@@ -533,7 +591,7 @@ cdef inline bint map_move_slot(Map *map, uint64_t phase, uint64_t *slot) noexcep
     cdef uint64_t word = slot_load(slot)
     cdef int _tries
     for _tries in range(SLOT_TRIES):
-        if not slot_is_of(word, generation):
+        if not slot_is_of(map, word, generation):
             if map_phase(map) != phase:
                 return False
             # damage: no generation but this one is here while its phase lasts
@@ -553,10 +611,10 @@ cdef inline bint map_move_slot(Map *map, uint64_t phase, uint64_t *slot) noexcep
     if word & IS_PRESENT:
         return map_move_key(map, phase, word, index)
     cell = load_acquire_u64(cell_word(&map.cells, index))
-    # after the cell's word was read: a version that comes back after 2**28 others is not this one's
+    # after the cell's word was read: it is no later one whose version is the same modulo
     if map_phase(map) != phase:
         return False
-    if word_state(cell) == READY and (word_version(cell) ^ word >> map.version_shift) & map.version_mask == 0:
+    if word_state(cell) == READY and slot_refers(map, word, index, word_version(cell)):
         # C4: pairs with C1
         cell_free_if(&map.cells, index, cell)
     return True
@@ -564,12 +622,20 @@ cdef inline bint map_move_slot(Map *map, uint64_t phase, uint64_t *slot) noexcep
 
 cdef inline void map_move(Map *map, uint64_t phase) noexcept nogil:
     """MOVING(g) -> STABLE(g + 1), unless the phase goes on before."""
-    cdef uint64_t *slots = map_slots(map, phase >> PHASE_BITS)
-    cdef uint64_t i
+    cdef uint64_t generation = phase >> PHASE_BITS
+    cdef uint64_t *slots = map_slots(map, generation)
+    cdef uint64_t *others = map_slots(map, generation + 1)
+    cdef uint64_t i, word
     for i in range(map.size):
         if not map_move_slot(map, phase, &slots[i]):
             return
-    if phase_cas(map, phase, ((phase >> PHASE_BITS) + 1) << PHASE_BITS | STABLE):
+        word = slot_load(&others[i])
+        if not slot_is_of(map, word, generation + 1) or word & IS_FROZEN:
+            if map_phase(map) != phase:
+                return
+            # damage, as in map_move_key
+            slot_cas(&others[i], word, slot_empty(generation + 1))
+    if phase_cas(map, phase, (generation + 1) << PHASE_BITS | STABLE):
         store_relaxed_u64(&map.lines.absent, 0)
 
 
@@ -598,7 +664,7 @@ cdef inline Code map_go_on(Map *map, bint begins) noexcept nogil:
     cdef uint64_t phase = map_phase(map)
     cdef uint64_t generation = phase >> PHASE_BITS
     cdef int _tries
-    for _tries in range(SLOT_TRIES):
+    for _tries in range(MAP_PASSES):
         if phase >> PHASE_BITS != generation:
             return OK
         if phase & PHASE_MASK == MOVING:
@@ -626,7 +692,7 @@ cdef inline uint64_t map_count(Map *map, uint64_t *absent, uint64_t *sum) noexce
     for i in range(map.size):
         word = slot_load(&slots[i])
         sum[0] = (sum[0] ^ word) * <uint64_t> 0x9E3779B97F4A7C15
-        if word & HAS_KEY and slot_is_of(word, phase >> PHASE_BITS):
+        if word & HAS_KEY and slot_is_of(map, word, phase >> PHASE_BITS):
             if word & IS_PRESENT:
                 present += 1
             else:
@@ -635,13 +701,15 @@ cdef inline uint64_t map_count(Map *map, uint64_t *absent, uint64_t *sum) noexce
 
 
 cdef inline int map_watch(void *context) noexcept nogil:
-    """The timer's: rebuild where deleted keys hold more than an eighth of the cells and nothing was written since the last look."""
+    """The timer's: rebuild where deleted keys hold an eighth of the cells, and a few more, and nothing was written since the last
+    look."""
     cdef Map *map = <Map *> context
+    cdef uint64_t few = map.cells.count // 8 + FEW_ABSENT
     cdef uint64_t absent, sum
-    if load_relaxed_u64(&map.lines.absent) <= map.cells.count // 8:
+    if load_relaxed_u64(&map.lines.absent) <= few:
         return 0
     map_count(map, &absent, &sum)
-    if absent <= map.cells.count // 8:
+    if absent <= few:
         store_relaxed_u64(&map.lines.absent, absent)
     elif sum == map.sum:
         map_go_on(map, True)
@@ -653,17 +721,22 @@ cdef inline int map_watch(void *context) noexcept nogil:
 
 
 cdef inline bint map_mark(Map *map, const uint64_t *words, uint8_t *seen) noexcept nogil:
-    """Set `seen[cell]` for every cell whose word is such that a slot refers to it. False: the generation has changed meanwhile."""
-    cdef uint64_t generation = map_phase(map) >> PHASE_BITS
+    """Set `seen[cell]` for every cell whose word is such that a slot refers to it. False: that could not be seen, since a move
+    went on: of the frozen array not every word is a reference."""
+    cdef uint64_t phase = map_phase(map)
+    cdef uint64_t generation = phase >> PHASE_BITS
     cdef uint64_t *slots = map_slots(map, generation)
     cdef uint64_t i, word, cell
+    if phase & PHASE_MASK == MOVING:
+        map_move(map, phase)
+        return False
     for i in range(map.size):
         word = slot_load(&slots[i])
-        if word & HAS_KEY and slot_is_of(word, generation):
+        if word & HAS_KEY and slot_is_of(map, word, generation):
             cell = slot_cell(map, word)
-            if cell < map.cells.count and (word_version(words[cell]) ^ word >> map.version_shift) & map.version_mask == 0:
+            if cell < map.cells.count and slot_refers(map, word, cell, word_version(words[cell])):
                 seen[cell] = 1
-    return map_phase(map) >> PHASE_BITS == generation
+    return map_phase(map) | CLEANING == phase | CLEANING
 
 
 cdef inline int map_sweep(Map *map, Records *records, Death *death, uint64_t *words, uint8_t *seen) noexcept nogil:
@@ -765,14 +838,16 @@ cdef inline void map_mend_phase(Map *map) noexcept nogil:
         known[0] = array_generation(map, 0, &generations[0])
         known[1] = array_generation(map, 1, &generations[1])
         later = phase >> PHASE_BITS & 1
-        if phase & PHASE_MASK <= MOVING and (not known[later] or generations[later] == phase >> PHASE_BITS):
+        if phase & PHASE_MASK <= MOVING and known[later] and generations[later] == phase >> PHASE_BITS:
             return
         later = 1 if known[1] and (not known[0] or generations[1] > generations[0]) else 0
-        mended = generations[later] << PHASE_BITS | STABLE if known[later] else 0
+        mended = generations[later] << PHASE_BITS | STABLE if known[later] else phase & ~<uint64_t> PHASE_MASK
         if known[0] and known[1] and generations[later] == generations[1 - later] + 1:
             # to move what is moved already does no harm
             mended = generations[1 - later] << PHASE_BITS | MOVING
-        phase_cas(map, phase, mended)
+        if phase_cas(map, phase, mended) and not known[later]:
+            # nothing tells it: any generation will do
+            return
 
 
 cdef inline int map_repair(Map *map, Records *records, uint64_t *words, uint8_t *seen) noexcept nogil:

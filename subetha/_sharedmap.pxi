@@ -4,6 +4,7 @@ cdef object MAP_CELL_BYTES = layout.MAP_CELL.itemsize
 cdef object MISSING = object()
 
 cdef enum:
+    PASSES_OF_ENTRIES = 1000    # each lost because the map was rebuilt meanwhile
     ROOM_YIELDS = 64    # turns of others that a new key waits for cells which they hold for a moment only
 
 
@@ -54,6 +55,7 @@ cdef class SharedHashMap(Numbered):
 
     cdef Map shared
     cdef uint64_t key_seats     # keys that there is room for
+    cdef uint64_t popped        # a slot: where popitem looks first
 
     def __init__(self):
         raise TypeError(
@@ -152,8 +154,7 @@ cdef class SharedHashMap(Numbered):
         self.shared.slots[0] = <uint64_t *> (self.base + <uint64_t> arrays)
         self.shared.slots[1] = self.shared.slots[0] + <uint64_t> size
         self.shared.size = size
-        self.shared.version_shift = <uint32_t> CELL_SHIFT + <uint32_t> (count - 1).bit_length()
-        self.shared.version_mask = (<uint64_t> 1 << min(64 - self.shared.version_shift, <uint32_t> VERSION_BITS)) - 1
+        map_init_widths(&self.shared, (count - 1).bit_length())
         self.shared.reserve = layout.map_reserve(capacity)
         self.shared.value_bytes = value
         self.shared.seed = int(header["created_ns"])
@@ -313,7 +314,7 @@ cdef class SharedHashMap(Numbered):
         cdef int _tries
         self.enter()
         try:
-            for _tries in range(MAP_TRIES):
+            for _tries in range(PASSES_OF_ENTRIES):
                 phase = map_phase(&self.shared)
                 entries = []
                 code = OK
@@ -494,20 +495,42 @@ cdef class SharedHashMap(Numbered):
         KeyError
             There is none.
         """
-        cdef MapKey name
+        cdef MapKey key
+        cdef MapFound found
+        cdef uint64_t phase, i
+        cdef uint64_t _n
+        cdef Code code
         cdef bytes value
+        cdef int repairs = 0
+        cdef int _tries
         self.enter()
         try:
             self.join()
-            while True:
-                keys = self.entries(True, False)
-                if not keys:
+            for _tries in range(PASSES_OF_ENTRIES):
+                map_go_on(&self.shared, False)
+                phase = map_phase(&self.shared)
+                code = OK
+                for _n in range(self.shared.size):
+                    # where the last one was found: before it there is nothing, as a rule
+                    i = self.popped & (self.shared.size - 1)
+                    code = map_look_at(&self.shared, phase, i, &key, &found)
+                    if code == EMPTY:
+                        self.popped = i + 1
+                        continue
+                    if code != OK or found.word & IS_FROZEN:
+                        break
+                    value = self.copy_of(&found)
+                    if value is None or not map_remove(&self.shared, &found):
+                        break
+                    return PyBytes_FromStringAndSize(<const char *> key.words, key.length), value
+                if code == EMPTY and map_phase(&self.shared) >> PHASE_BITS == phase >> PHASE_BITS:
                     raise KeyError(f"{self.file_path}: the map is empty")
-                for key in keys:
-                    self.key_of(key, &name)
-                    value = self.take(&name)
-                    if value is not None:
-                        return key, value
+                if code == CORRUPT or (code == LOST and map_phase(&self.shared) == phase):
+                    repairs += 1
+                    if repairs > REPAIRS:
+                        break
+                    self.mend()
+            raise_code(CORRUPT, self.file_path, "")
         finally:
             self.leave()
 

@@ -224,7 +224,6 @@ class MapFile:
     """
 
     HAS_KEY, IS_PRESENT, IS_FROZEN = 1, 2, 4
-    TURNS = 1 << 12
 
     def __init__(self, path):
         self.path = os.fspath(path)
@@ -234,8 +233,10 @@ class MapFile:
         participants = int(header["extra"])
         self.count = self.capacity + map_reserve(self.capacity)
         self.size = 1 << (2 * self.count - 1).bit_length()
-        self.shift = 15 + (self.count - 1).bit_length()
-        self.version_mask = (1 << min(44, 64 - self.shift)) - 1
+        cell_bits = (self.count - 1).bit_length()
+        self.version_bits = max(24, (61 - cell_bits) // 2)
+        self.turn_bits = 61 - cell_bits - self.version_bits
+        self.cell_shift, self.shift = 3 + self.turn_bits, 64 - self.version_bits
         slots_at = LINES_OFFSET + MAP_LINES.itemsize
         records_at = slots_at + 2 * 8 * self.size
         cells_at = align(records_at + participants * PARTICIPANT.itemsize, HOT_LINE)
@@ -283,10 +284,15 @@ class MapFile:
 
     def key_word(self, cell, version, flags=HAS_KEY | IS_PRESENT, generation=None):
         generation = self.generation if generation is None else generation
-        return (version & self.version_mask) << self.shift | cell << 15 | generation % self.TURNS << 3 | flags
+        return (
+            version % (1 << self.version_bits) << self.shift
+            | cell << self.cell_shift
+            | generation % (1 << self.turn_bits) << 3
+            | flags
+        )
 
     def cell_of(self, word):
-        return (int(word) & ((1 << self.shift) - 1)) >> 15
+        return (int(word) & ((1 << self.shift) - 1)) >> self.cell_shift
 
     def state_of(self, cell):
         return CellState(int(self.words[cell]) >> STATE_SHIFT & 0xF)
@@ -322,7 +328,7 @@ class MapFile:
         found = {}
         for word in map(int, self.slots[(self.slots & 1) != 0]):
             cell = self.cell_of(word)
-            if word >> self.shift == self.version_of(cell) & self.version_mask:
+            if word >> self.shift == self.version_of(cell) % (1 << self.version_bits):
                 found[cell] = bool(word & self.IS_PRESENT)
         return found
 

@@ -9,7 +9,7 @@ import zlib
 import numpy as np
 import pytest
 
-from subetha._core import HeartbeatTable, SharedDeque, SharedRing
+from subetha._core import HeartbeatTable, SharedDeque, SharedHashMap, SharedRing
 from subetha.errors import Empty, Full, LayoutMismatch, TransportError
 from subetha.layout import FILE_HEADER, LINES_OFFSET, RING_LINES, RING_PARTICIPANTS, CellState, Kind, cell_word
 
@@ -96,7 +96,11 @@ RING_DAMAGES = {
 }
 
 CASES = [
-    *((kind, name, *damage) for kind in (SharedRing, SharedDeque, HeartbeatTable) for name, damage in DAMAGES.items()),
+    *(
+        (kind, name, *damage)
+        for kind in (SharedRing, SharedDeque, SharedHashMap, HeartbeatTable)
+        for name, damage in DAMAGES.items()
+    ),
     *((kind, name, *damage) for kind in (SharedRing, SharedDeque) for name, damage in RING_DAMAGES.items()),
 ]
 
@@ -121,7 +125,7 @@ class TestRefusedFiles:
             kind.create(path, 4)
         assert path.read_bytes() == bad
 
-    @pytest.mark.parametrize("kind", [SharedRing, SharedDeque, HeartbeatTable])
+    @pytest.mark.parametrize("kind", [SharedRing, SharedDeque, SharedHashMap, HeartbeatTable])
     def test_no_bit_of_the_header_can_be_wrong_unnoticed(self, path, kind):
         kind.create(path, 2).close()
         good = path.read_bytes()
@@ -146,7 +150,7 @@ class TestRefusedFiles:
             HeartbeatTable.open_or_create(shm / "ring", 4)
 
     @pytest.mark.parametrize("readonly", [False, True])
-    @pytest.mark.parametrize("kind", [SharedRing, HeartbeatTable])
+    @pytest.mark.parametrize("kind", [SharedRing, SharedHashMap, HeartbeatTable])
     def test_what_is_no_regular_file_is_refused_at_once(self, shm, kind, readonly):
         (shm / "directory").mkdir()
         os.mkfifo(shm / "fifo")

@@ -35,6 +35,17 @@ def test_a_steal_that_was_stopped_says_empty_only_where_nothing_waited(campaign)
 @pytest.mark.parametrize(
     "call",
     [
+        *("insert", "first_insert", "insert_again", "insert_into_full", "overwrite", "delete", "pop", "setdefault"),
+        *("compare_and_swap", "get", "items", "rebuild", "close"),
+    ],
+)
+def test_values_and_generations_go_past_a_process_stopped_in_a_call_of_a_map(campaign, call):
+    campaign.stop("map", call)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
         *("submit", "submit_block", "submit_to_full_arena", "submit_to_full_ring", "first_call", "recv", "recv_block"),
         *("recv_letter", "cancel", "close", "repair", "release_to_full_ring"),
         *("claim", "claim_and_start", "reply", "reply_block", "ack", "release", "retry_dead", "drop_dead"),
