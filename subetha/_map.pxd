@@ -77,7 +77,7 @@ ctypedef struct Map:
     MapLines *lines
     uint64_t *slots[2]
     uint64_t size               # slots of one array: a power of two, at least twice the cells
-    uint64_t reserve            # cells that a new key leaves free, for overwrites
+    uint64_t reserve            # cells beyond the capacity
     uint64_t value_bytes
     uint64_t seed
     uint64_t turn_mask          # of the part of a generation that the word of a key has room for
@@ -385,11 +385,14 @@ cdef inline Code map_fill(Map *map, const MapKey *key, const Blob *value, Filled
     return OK
 
 
-cdef inline bint map_has_reserve(Map *map) noexcept nogil:
-    """Are as many cells free as new keys have to leave? Where this process has claimed one before, and so has everybody else,
-    these are never used up by new keys."""
+cdef inline bint map_has_room(Map *map) noexcept nogil:
+    """May one more key have a slot? Asked after its cell was claimed, as everybody does: so the last free cell is never taken by
+    new keys, and goes round among the overwrites. Where several are at it, a few keys more than the capacity may get in."""
+    cdef uint64_t phase = map_phase(map)
+    cdef uint64_t *slots = map_slots(map, phase >> PHASE_BITS)
     cdef uint64_t i = load_relaxed_u64(&map.hint)
     cdef uint64_t found = 0
+    cdef uint64_t keys = 0
     cdef uint64_t _n
     for _n in range(map.cells.count):
         if i >= map.cells.count:
@@ -398,7 +401,13 @@ cdef inline bint map_has_reserve(Map *map) noexcept nogil:
         if found == map.reserve:
             return True
         i += 1
-    return False
+    if found == 0:
+        return False
+    # some of the reserve is in the hands of others, who may be stopped: count the keys. Where a move ends meanwhile the CAS of
+    # the slot fails anyway
+    for i in range(map.size):
+        keys += slot_load(&slots[i]) & HAS_KEY
+    return keys < map.cells.count - map.reserve
 
 
 cdef inline void map_unrefer(Map *map, uint64_t index, uint64_t version) noexcept nogil:
@@ -516,7 +525,7 @@ cdef inline Code map_change(
                 break
             is_filled = True
         # 4. a key without a slot takes one more cell for good
-        if not out.word & HAS_KEY and not map_has_reserve(map):
+        if not out.word & HAS_KEY and not map_has_room(map):
             code = FULL
             break
         # 5. refer to it

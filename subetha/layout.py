@@ -330,8 +330,8 @@ VERSION_MASK = (1 << 44) - 1
 
 
 def map_reserve(capacity: int) -> int:
-    """How many cells a map has beside those for its keys: an overwrite needs one for a moment."""
-    return max(2, min(8, capacity // 8))
+    """How many cells a map has beside those for its keys: whoever writes needs one for a moment."""
+    return max(4, min(16, capacity // 8))
 
 
 def reserve_of(cells: int) -> int:

@@ -95,7 +95,8 @@ def test_what_the_dead_had_replaced_and_not_freed_is_free(shared_map, raw, by_ha
 
 def test_what_one_who_is_stopped_has_replaced_is_taken_where_room_is_needed(shared_map, raw):
     # nobody is dead
-    raw.words[free_cell(raw)] = cell_word(6, READY, 0)
+    for _ in range(4):
+        raw.words[free_cell(raw)] = cell_word(6, READY, 0)
     for n in range(6):
         shared_map[b"%d" % n] = b""
     assert len(shared_map) == 8
@@ -118,19 +119,24 @@ def test_nothing_that_a_living_one_holds_is_touched(shared_map, raw, state):
     assert raw.faults() == []
 
 
-def test_stopped_writers_leave_room_for_as_many_keys_as_they_hold_no_cells(shared_map, raw):
+@pytest.mark.parametrize(("stopped", "keys"), [(1, 8), (3, 8), (5, 6)])
+def test_stopped_writers_keep_the_cells_they_fill_and_no_others(shared_map, raw, stopped, keys):
+    # there are four cells more than the capacity
     with number_held(raw, 9):
-        for _ in range(3):
+        for _ in range(stopped):
             raw.words[free_cell(raw)] = cell_word(4, WRITING, 10)
-        for n in range(3):
+        for n in range(keys - 2):
             shared_map[b"%d" % n] = b""
-        with pytest.raises(MapFull, match="5 of 8 keys are there, and other processes hold every other cell"):
+        text = "all 8 keys" if keys == 8 else "6 of 8 keys are there, and other processes hold every other cell"
+        with pytest.raises(MapFull, match=text):
             shared_map[b"more"] = b""
         # what is there can be given new values all the same
         for _ in range(5):
             for key in shared_map:
                 shared_map[key] = b"new"
         assert set(shared_map.values()) == {b"new"}
+    assert shared_map.rescue() == 1
+    assert raw.faults() == []
 
 
 def test_a_move_that_the_dead_had_begun_is_completed(shared_map, raw):
@@ -220,8 +226,8 @@ def test_a_killed_writer_is_rescued_by_the_next_who_needs_its_cell(path, script)
         )
         victim.heard("in")
         assert raw.used_slots == [0]
-        # as if it had been killed in the middle of three calls
-        for _ in range(3):
+        # as if it had been killed in the middle of so many calls
+        for _ in range(4):
             raw.words[free_cell(raw)] = cell_word(0, WRITING, 1)
         with pytest.raises(MapFull):
             made[b"other"] = b""

@@ -234,6 +234,7 @@ class InsertBehindStopped(Insert):
     """A rebuild that has stopped half-way is completed first."""
 
     here = (b"other",)
+    handles_join = False
 
     def before(self):
         super().before()
