@@ -537,7 +537,7 @@ cdef class SharedHashMap(Numbered):
     def setdefault(self, key, default, /):
         """The value of a key; where there is none, `default` becomes it. Of several who do this at once, all get the same."""
         cdef MapKey name
-        cdef MapFound found
+        cdef MapFound found = MapFound(NULL, 0, 0, 0, 0, 0)
         cdef Text text
         cdef Blob blob
         cdef bytes value
