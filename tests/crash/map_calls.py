@@ -405,10 +405,16 @@ class Repair(MapStage):
 
 
 class Rescue(MapStage):
-    """Three have died: before a byte was written, before a cell came into its slot, and before what was replaced was freed."""
+    """Four have died: before a byte was written, before a cell came into its slot, right after that, and before what was
+    replaced was freed."""
 
-    here = (b"replaced",)
-    dies = (("DyingInsert", CellState.WRITING), ("DyingSetDefault", CellState.READY), ("DyingOverwrite", REPLACED))
+    here = (b"replaced", b"published")
+    dies = (
+        ("DyingInsert", CellState.WRITING),
+        ("DyingSetDefault", CellState.READY),
+        ("DyingOverwrite", REPLACED),
+        ("DyingPublish", IN_SLOT),
+    )
 
     def call(self):
         return self.map.rescue()
@@ -433,12 +439,6 @@ class Rescue(MapStage):
         self.settle()
 
 
-class RescueInSlot(Rescue):
-    """Two have died when their cells were in their slots already."""
-
-    dies = (("DyingInsert", IN_SLOT), ("DyingOverwrite", IN_SLOT))
-
-
 class DyingInsert(Insert):
     key = b"inserted"
 
@@ -450,6 +450,11 @@ class DyingSetDefault(SetDefault):
 class DyingOverwrite(Overwrite):
     key = b"replaced"
     here = (b"replaced",)
+
+
+class DyingPublish(Overwrite):
+    key = b"published"
+    here = (b"published",)
 
 
 CALLS = {
@@ -470,6 +475,5 @@ CALLS = {
     "close": Close,
     "repair": Repair,
     "rescue": Rescue,
-    "rescue_in_slot": RescueInSlot,
 }
-DYING = {kind.__name__: kind for kind in (DyingInsert, DyingSetDefault, DyingOverwrite)}
+DYING = {kind.__name__: kind for kind in (DyingInsert, DyingSetDefault, DyingOverwrite, DyingPublish)}

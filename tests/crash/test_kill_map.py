@@ -21,11 +21,10 @@ def test_one_killed_in_a_rebuild_leaves_every_key_to_the_next(campaign, call):
     campaign.kill("map", call)
 
 
-@pytest.mark.parametrize("call", ["rescue", "rescue_in_slot"])
-def test_a_rescuer_killed_at_any_instruction_is_rescued_itself(campaign, call):
-    campaign.kill("map", call)
+def test_a_rescuer_killed_at_any_instruction_is_rescued_itself(campaign):
+    campaign.kill("map", "rescue")
 
 
-@pytest.mark.parametrize("call", ["rebuild", "rescue", "rescue_in_slot"])
+@pytest.mark.parametrize("call", ["rebuild", "rescue"])
 def test_one_stopped_at_any_instruction_does_no_harm_when_it_goes_on(campaign, call):
     campaign.kill_beside_a_stopped_one("map", call)
