@@ -10,7 +10,7 @@ from traffic import origin_of, payload_of
 
 from subetha._core import SharedHashMap
 from subetha.errors import MapFull
-from subetha.layout import CellState, MapPhase
+from subetha.layout import CellState, MapPhase, cell_word
 
 CAPACITY = 4
 SURVIVOR, VICTIM, TRAFFIC, ROUND, FALLEN = 1, 2, 3, 4, 5
@@ -252,6 +252,31 @@ class OverwriteInFull(Overwrite):
     here = (KEY, b"other")
 
 
+class InsertReplaced(Insert):
+    """Only stopped: what it has put into the slot is replaced by one who dies before it frees the victim's cell."""
+
+    def traffic(self):
+        raw = self.raw
+        if KEY not in self.map or int(raw.words[raw.cell_for(KEY)]) & 0xFFFF == 0:
+            # not in the slot yet, or READY(0) already
+            return
+        slot, cell = raw.slot_of(KEY), raw.cell_for(KEY)
+        other = raw.states.index(CellState.FREE)
+        for field in ("hash", "key_length", "value_length", "key", "value"):
+            raw.cells[field][other] = raw.cells[field][cell]
+        raw.words[other] = cell_word(raw.version_of(other), CellState.READY, 0)
+        raw.slots[slot] = raw.key_word(other, raw.version_of(other))
+        # the dead one's rescue leaves a cell alone that has a living owner
+        assert self.map.rescue() == 0
+        assert raw.state_of(cell) is CellState.READY
+
+    def after_stop(self, value):
+        self.expect(True, value)
+        # nobody looks again: the victim itself has freed it
+        nothing_left(self.raw.faults())
+        self.settle()
+
+
 class Delete(MapStage):
     here = (KEY,)
     after = None
@@ -463,6 +488,7 @@ CALLS = {
     "insert_again": InsertAgain,
     "insert_into_full": InsertIntoFull,
     "insert_behind_stopped": InsertBehindStopped,
+    "insert_replaced": InsertReplaced,
     "overwrite": Overwrite,
     "overwrite_in_full": OverwriteInFull,
     "delete": Delete,

@@ -43,6 +43,10 @@ def test_values_and_generations_go_past_a_process_stopped_in_a_call_of_a_map(cam
     campaign.stop("map", call)
 
 
+def test_a_writer_that_was_stopped_frees_what_a_dead_one_had_replaced(campaign):
+    campaign.stop("map", "insert_replaced")
+
+
 @pytest.mark.parametrize(
     "call",
     [
