@@ -140,6 +140,41 @@ RUNS = {
         ],
         "long": [],
     },
+    "map": {
+        "sound": [
+            "-DHAS0 -DN1=2 -DN2=1 -DKEYS1=3 -DKEYS2=3 -DOPS1=CAS+DEL -DOPS2=INS+CAS -DS=3",
+            "-DHAS0 -DN1=1 -DN2=1 -DKEYS2=2 -DOPS1=SET+DEL -DOPS2=INS -DN3=1 -DCLEANED",
+            "-DHAS0 -DN1=1 -DOPS1=SET+DEL -DN3=2 -DN4=1 -DNC=2 -DCLEANED",
+            "-DHAS0 -DN1=1 -DKEYS1=3 -DOPS1=INS+DEL -DN3=1 -DN4=1 -DKEYS4=3 -DS=3 -DTORN -DCLEANED",
+            "-DHAS0 -DN1=1 -DKEYS1=3 -DOPS1=INS+DEL -DN3=1 -DN4=1 -DKEYS4=3 -DS=3 -DCLEANED -DREADBOTH",
+            "-DHAS0 -DHAS1 -DN1=1 -DOPS1=DEL -DN2=1 -DOPS2=REBUILD -DN3=1 -DS=3 -DNC=2 -DMAXSTOPS=2 -DMOVEATREST",
+            "-DHAS0 -DN1=1 -DN2=1 -DOPS1=SET -DOPS2=SET+DEL -DN5=1 -DMAXDEATHS=1 -DCLEANED",
+            "-DHAS0 -DN1=1 -DN2=1 -DOPS1=SET -DOPS2=SET+DEL -DN5=1 -DMAXDEATHS=1 -DCLEANED -DFREEONCE",
+            "-DN1=1 -DOPS1=INS -DN3=2 -DN5=1 -DNC=2 -DMAXDEATHS=1 -DCLEANED",
+        ],
+        "broken": [
+            "-DN1=1 -DN2=1 -DOPS1=INS -DOPS2=REBUILD -DN3=2 -DCLEANED -DBROKEN_NOGEN",
+            "-DN1=1 -DOPS1=INS -DN3=2 -DNC=2 -DCLEANED -DBROKEN_EMPTYNOGEN",
+            "-DHAS0 -DN1=0 -DN2=1 -DOPS2=REBUILD -DN3=5 -DNC=2 -DCLEANED -DWRAP=4",
+            "-DN1=1 -DN2=1 -DOPS1=SET -DOPS2=SET -DBROKEN_NOLOOK",
+            "-DHAS0 -DN1=2 -DN2=1 -DOPS1=DEL+INS -DOPS2=INS -DKEYS1=3 -DKEYS2=2 -DS=3 -DBROKEN_DELEMPTY",
+            "-DHAS0 -DHAS1 -DN1=2 -DOPS1=SET -DKEYS1=3 -DS=3 -DN4=1 -DBROKEN_SKIP",
+            "-DHAS0 -DN1=1 -DN2=1 -DOPS1=SET -DOPS2=SET -DBROKEN_FREEFIRST",
+            "-DHAS0 -DN1=1 -DN2=1 -DOPS1=SET -DOPS2=SET -DN5=1 -DMAXDEATHS=1 -DCLEANED -DBROKEN_NOLOOKAGAIN",
+            "-DN1=1 -DOPS1=INS -DN3=2 -DN5=1 -DNC=2 -DMAXDEATHS=1 -DCLEANED -DBROKEN_NOPHASE",
+            "-DN1=1 -DOPS1=INS -DN3=2 -DN5=1 -DNC=2 -DMAXDEATHS=1 -DCLEANED -DBROKEN_DEADNOPHASE",
+            "-DHAS0 -DN1=1 -DOPS1=SET -DN3=1 -DNC=2 -DMAXDEATHS=1 -DCLEANED -DBROKEN_BOTH",
+            "-DHAS0 -DN1=1 -DOPS1=SET -DN2=1 -DOPS2=DEL -DN5=1 -DMAXDEATHS=1 -DBROKEN_MARKFIRST",
+            "-DHAS0 -DN1=1 -DOPS1=DEL -DN3=1 -DN4=1 -DNC=2 -DCLEANED -DBROKEN_OLDPHASE",
+            "-DHAS0 -DHAS1 -DN1=1 -DOPS1=DEL -DN3=1 -DN4=1 -DKEYS4=3 -DS=3 -DNC=2 -DCLEANED"
+            " -DREADYONLY -DLOOKATABSENT -DBROKEN_GONE",
+        ],
+        "long": [
+            "-DHAS0 -DN1=1 -DN2=1 -DOPS1=SET -DOPS2=SET -DN3=1 -DMAXDEATHS=1 -DCLEANED",
+            "-DHAS0 -DN1=1 -DN2=1 -DKEYS1=3 -DKEYS2=3 -DN3=1 -DCLEANED",
+            "-DHAS0 -DN1=1 -DN2=1 -DOPS1=SET -DOPS2=SET -DN3=1 -DOPS3=RESCUE -DN5=1 -DMAXDEATHS=2",
+        ],
+    },
     "deque": {
         "sound": ["-DMAXDEATHS=1 -DNOPS=2 -DNOPS2=0 -DNT=1"],
         "broken": [
@@ -161,7 +196,7 @@ RUNS = {
     },
 }
 # the verifiers of these are long, and a broken one is through soon: compiling takes more time than optimizing saves
-UNOPTIMIZED = {"repair", "deque", "broken"}
+UNOPTIMIZED = {"repair", "deque", "map", "broken"}
 MEGABYTES = {"sound": 2500, "broken": 2500, "long": 12000}
 TRUNCATED = ("max search depth too small", "Search not completed", "out of memory", "memory limit")
 
