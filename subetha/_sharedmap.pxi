@@ -263,9 +263,11 @@ cdef class SharedHashMap(Numbered):
             self.key_of(given, &key)
             for _tries in range(MAP_TRIES):
                 if self.find(&key, False, &found) != OK:
+                    self.observe(OP_GET, 1, 0)
                     return default
                 value = self.copy_of(&found)
                 if value is not None:
+                    self.observe(OP_GET, 0, found.length)
                     return value
             raise_code(CORRUPT, self.file_path, "")
         finally:
@@ -387,6 +389,10 @@ cdef class SharedHashMap(Numbered):
                 if turns > ROOM_YIELDS or not self.make_key_room(turns, is_new):
                     self.raise_full(is_new)
             code = map_change(&self.shared, key, expects, expected, value, found)
+        if value == NULL:
+            self.observe(OP_REMOVE, code != OK, code == OK)
+        else:
+            self.observe(OP_PUT, code != OK, value.length)
         return code
 
     @cython.final
@@ -458,9 +464,11 @@ cdef class SharedHashMap(Numbered):
         cdef int _tries
         for _tries in range(MAP_TRIES):
             if self.find(key, True, &found) != OK or not found.word & IS_PRESENT:
+                self.observe(OP_REMOVE, 1, 0)
                 return None
             value = self.copy_of(&found)
             if value is not None and map_remove(&self.shared, &found):
+                self.observe(OP_REMOVE, 0, 1)
                 return value
         raise_code(CORRUPT, self.file_path, "")
 

@@ -381,8 +381,8 @@ class TestFiles:
             assert dict(other) == {b"a": b"1"}
 
     def test_every_public_call_is_among_those_tested(self):
-        properties = {"capacity", "closed", "path", "value_bytes"}
-        others = {"close", "create", "open", "open_or_create"}
+        properties = {"capacity", "closed", "header", "path", "ring", "value_bytes"}
+        others = {"apply_migration", "close", "create", "make_policy", "open", "open_or_create"}
         public = {name for name in dir(SharedHashMap) if not name.startswith("_")}
         assert public == {name for name in CALLS if not name.startswith("_")} | properties | others
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from subetha import JobQueue, Pass
-from subetha._core import HeartbeatTable, ObservationRing, SharedDeque, SharedRing, encode_result
+from subetha._core import HeartbeatTable, ObservationRing, SharedDeque, SharedHashMap, SharedRing, encode_result
 from subetha.errors import Empty, Full
 from subetha.layout import OBSERVATION, Op, WaitTag
 
@@ -266,6 +266,31 @@ def test_a_table_records_who_registers_beats_and_marks(shm):
         table.beat(slot)
         table.mark_in_flight(slot, 5)
         assert seen(table.ring) == [(Op.REGISTER, slot, 0), (Op.BEAT, slot, 0), (Op.MARK, slot, 0)]
+
+
+def test_a_map_records_lookups_changes_and_those_that_found_or_changed_nothing(shm):
+    with SharedHashMap.create(shm / "map", 4) as shared:
+        shared.ring.arm()
+        shared[b"k"] = b"four"
+        assert shared.get(b"k") == b"four"
+        assert shared.get(b"other") is None
+        assert shared.setdefault(b"k", b"another") == b"four"
+        assert not shared.compare_and_swap(b"k", b"wrong", b"x")
+        assert shared.pop(b"k") == b"four"
+        assert shared.pop(b"k", None) is None
+        with pytest.raises(KeyError):
+            del shared[b"k"]
+        found = seen(shared.ring)
+    assert found == [
+        (Op.PUT, 4, 0),
+        (Op.GET, 4, 0),
+        (Op.GET, 0, 1),
+        (Op.PUT, 7, 1),
+        (Op.PUT, 1, 1),
+        (Op.REMOVE, 1, 0),
+        (Op.REMOVE, 0, 1),
+        (Op.REMOVE, 0, 1),
+    ]
 
 
 def test_a_queue_records_jobs_handed_in_claimed_and_received(shm):

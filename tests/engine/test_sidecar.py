@@ -11,7 +11,7 @@ import pytest
 
 import subetha
 from subetha import BackgroundScheduler, JobQueue, Pass, PassRegistry
-from subetha._core import HeartbeatTable, SharedDeque, SharedRing
+from subetha._core import HeartbeatTable, SharedDeque, SharedHashMap, SharedRing
 from subetha.errors import UnsupportedTransportFamily
 from subetha.failover import FailoverWatchdog
 from subetha.layout import OBSERVATION, Op, Role
@@ -119,15 +119,16 @@ def settled(sidecar, instance):
 # --- who is an adaptive instance ------------------------------------------------------------------------------------
 
 
-def test_rings_deques_tables_queues_and_schedulers_are_adaptive_instances(shm):
+def test_rings_deques_maps_tables_queues_and_schedulers_are_adaptive_instances(shm):
     with (
         SharedRing.create(shm / "ring", 4) as ring,
         SharedDeque.create(shm / "deque", 4) as deque,
+        SharedHashMap.create(shm / "map", 4) as shared,
         HeartbeatTable.create(shm / "table", 4) as table,
         JobQueue.create(shm / "queue", cells=16) as queue,
         BackgroundScheduler.start(shm / "s", shm / "r", shm / "t", 4, 4) as scheduler,
     ):
-        for instance in (ring, deque, table, queue, queue.submit_side, queue.heartbeat, scheduler):
+        for instance in (ring, deque, shared, table, queue, queue.submit_side, queue.heartbeat, scheduler):
             assert isinstance(instance, AdaptiveInstance)
             assert isinstance(instance.header, HandshakeHeader)
             assert isinstance(instance.ring, ObservationRing)
