@@ -10,8 +10,8 @@ core = Extension(
     sources=["subetha/_core.pyx"],
     depends=["setup.py", *map(str, included)],
     include_dirs=["subetha/csrc"],
-    # Mapped words are read through several types, hence no strict aliasing.
-    extra_compile_args=["-O3", "-std=c11", "-Wall", "-Wextra", "-fno-strict-aliasing", "-pthread"],
+    # Mapped words are read through several types, hence no strict aliasing. Debug information is a tenth of the build's time.
+    extra_compile_args=["-O3", "-g0", "-std=c11", "-Wall", "-Wextra", "-fno-strict-aliasing", "-pthread"],
     extra_link_args=["-pthread"],
 )
 

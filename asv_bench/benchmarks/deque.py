@@ -5,10 +5,10 @@ from statistics import median
 
 from subetha import SharedDeque, SharedRing
 
+from . import RUNS
 from .folders import Folder
 
 PAYLOAD = bytes(range(56))
-RUNS = 9
 
 
 class Pair:

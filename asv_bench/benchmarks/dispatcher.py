@@ -8,11 +8,11 @@ from statistics import median
 
 from subetha import Empty, Full, SharedDeque, SharedRing, WorkloadShape
 
+from . import RUNS
 from .folders import Folder
 
 PAYLOAD = bytes(range(56))
 CAPACITY = 1024
-RUNS = 7
 MESSAGES = 200_000
 ROUND_TRIPS = 3_000
 BATCHES_TO_SLEEPERS = 50

@@ -8,10 +8,10 @@ from statistics import median
 
 from subetha import SharedHashMap
 
+from . import RUNS
 from .folders import Folder
 
 VALUE = bytes(range(56))
-RUNS = 9
 KEYS = 2000
 
 

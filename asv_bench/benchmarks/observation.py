@@ -6,10 +6,10 @@ from statistics import median
 from subetha import ObservationRing, SharedRing
 from subetha.layout import Op
 
+from . import RUNS
 from .folders import Folder
 
 PAYLOAD = bytes(range(56))
-RUNS = 9
 
 
 class Pair:

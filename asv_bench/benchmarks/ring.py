@@ -6,10 +6,10 @@ from statistics import median
 
 from subetha import SharedRing
 
+from . import RUNS
 from .folders import Folder
 
 PAYLOAD = bytes(range(56))
-RUNS = 9
 BATCH = 256
 
 

@@ -6,9 +6,9 @@ from statistics import median
 
 from subetha import FailoverWatchdog, HeartbeatTable
 
+from . import RUNS
 from .folders import Folder
 
-RUNS = 9
 CALLS = 20_000
 
 

@@ -16,6 +16,7 @@ from statistics import median, quantiles
 from subetha import JobQueue, Pass, PassRegistry, Sidecar, WorkerLoop
 from subetha.layout import WaitTag
 
+from . import RUNS
 from .folders import Folder
 
 ECHO, SET, USED, STOP = range(1, 5)
@@ -83,7 +84,7 @@ class Gaps:
     def choose(self, strategy, gap_us):
         self.ask(SET, bytes([STRATEGIES[strategy]]))
         # what is chosen is tried, and then compared, for a quarter of a second each
-        settle_s = SETTLE_S if strategy == "adaptive" else 0.1
+        settle_s = SETTLE_S * RUNS / 9 if strategy == "adaptive" else 0.1
         began = time.perf_counter()
         while time.perf_counter() - began < settle_s:
             self.round_trips(100, gap_us)
@@ -102,7 +103,7 @@ class Gaps:
         return figures
 
     def rounds_for(self, gap_us):
-        return 300 if gap_us >= 1000 else 3000
+        return RUNS * (33 if gap_us >= 1000 else 333)
 
     def track_p50(self, strategy, gap_us):
         return median(self.round_trips(self.rounds_for(gap_us), gap_us))
