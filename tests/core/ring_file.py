@@ -337,7 +337,10 @@ class MapFile:
         return [int(slot) for slot in np.flatnonzero((self.records["status"] & 0xFF) == SlotState.USED)]
 
     def faults(self):
-        """What is not as it must be while nobody is in a call: every cell is FREE, or READY(0) and referred to."""
+        """What is not as it must be while nobody is in a call: every cell is FREE, or READY(0) and referred to.
+
+        A FREE cell is nobody's, whatever a peer has written in the place of its owner.
+        """
         referenced = self.referenced
         named = (self.slots & 1).sum()
         faults = [] if named == len(referenced) else [f"{named} slots refer to {len(referenced)} cells"]
@@ -345,7 +348,11 @@ class MapFile:
             f"cell {cell} is {self.state_of(cell).name}, owner {int(self.words[cell]) & 0xFFFF}, "
             f"{'referred to' if cell in referenced else 'in no slot'}"
             for cell in range(self.count)
-            if int(self.words[cell]) & 0xFFFFF != ((CellState.READY << STATE_SHIFT) if cell in referenced else 0)
+            if (
+                int(self.words[cell]) & 0xFFFFF != CellState.READY << STATE_SHIFT
+                if cell in referenced
+                else self.state_of(cell) != CellState.FREE
+            )
         ]
         keys = [self.key_at(cell) for cell in referenced]
         return faults + [f"key {key!r} is there twice" for key in set(keys) if keys.count(key) > 1]
