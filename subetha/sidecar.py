@@ -401,7 +401,10 @@ class Sidecar:
             return self._find(instance).failures
 
     def scan(self) -> None:
-        """Scan every instance now, in this thread, except for those that are being scanned."""
+        """Scan every instance now, in this thread, except for those that are being scanned.
+
+        Errors are reported and counted, as in the sidecar's thread; a KeyboardInterrupt or SystemExit is raised, too.
+        """
         with self._changed:
             self._check_open()
             chosen = list(self._registered)
@@ -494,8 +497,11 @@ class Sidecar:
             known.last_failure = ""
             return len(found.records) > 0
         except BaseException as error:
-            # Whatever it is, also a SystemExit, comes from code of others, and this thread goes on without them.
+            # Whatever it is, also a SystemExit, comes from code of others, and the sidecar's thread goes on without them.
+            # Where `scan` was called by somebody else, a Ctrl-C or an exit is for that one.
             self._failed(known, f"{step}: {type(error).__name__}: {error}")
+            if not isinstance(error, Exception) and threading.current_thread() is not self._thread:
+                raise
             return False
         finally:
             with self._changed:

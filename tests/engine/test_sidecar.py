@@ -471,6 +471,20 @@ def test_a_policy_that_raises_is_reported_and_ends_neither_the_thread_nor_the_ot
             time.sleep(0.001)
 
 
+@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt()])
+def test_an_interrupt_of_a_scan_in_the_callers_thread_is_the_callers(sidecar, error):
+    instance, policy = Instance(), Asked()
+    sidecar.register(instance, policy)
+    # the thread's own scan is over
+    assert policy.asked.wait(WAIT_S)
+    while sidecar._registered[0].scanning is not None:
+        time.sleep(0.001)
+    policy.answer = error
+    with pytest.raises(type(error)):
+        sidecar.scan()
+    assert sidecar.failures(instance) == 1
+
+
 def test_a_migration_that_raises_is_reported_and_tried_again(sidecar, reports):
     instance = Instance(tag=1)
     policy = settled(sidecar, instance)
