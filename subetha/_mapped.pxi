@@ -391,9 +391,10 @@ cdef class Numbered(Mapped):
                 taken.give_up(True)
             else:
                 self.number = taken
-                self.generation = fork_generation()
                 self.joined(taken.slot + 1)
                 self.me = taken.slot + 1
+                # last: it is what the other threads of a forked child go by
+                self.generation = fork_generation()
         return 0
 
     cdef int joined(self, uint64_t number) except -1:
