@@ -313,12 +313,14 @@ cdef class SharedHashMap(Numbered):
         cdef bytes value = None
         cdef object name
         cdef int repairs = 0
+        cdef int replaced
         cdef int _tries
         self.enter()
         try:
             for _tries in range(PASSES_OF_ENTRIES):
                 phase = map_phase(&self.shared)
                 entries = []
+                replaced = 0
                 code = OK
                 i = 0
                 while i < self.shared.size:
@@ -327,6 +329,9 @@ cdef class SharedHashMap(Numbered):
                         value = self.copy_of(&found)
                         if value is None:
                             # replaced meanwhile: the same slot again
+                            replaced += 1
+                            if replaced == SLOT_TRIES:
+                                break
                             continue
                     if code == OK:
                         name = PyBytes_FromStringAndSize(<const char *> key.words, key.length) if keys else None
@@ -530,6 +535,7 @@ cdef class SharedHashMap(Numbered):
                     value = self.copy_of(&found)
                     if value is None or not map_remove(&self.shared, &found):
                         break
+                    self.observe(OP_REMOVE, 0, 1)
                     return PyBytes_FromStringAndSize(<const char *> key.words, key.length), value
                 if code == EMPTY and map_phase(&self.shared) >> PHASE_BITS == phase >> PHASE_BITS:
                     raise KeyError(f"{self.file_path}: the map is empty")

@@ -280,6 +280,8 @@ def test_a_map_records_lookups_changes_and_those_that_found_or_changed_nothing(s
         assert shared.pop(b"k", None) is None
         with pytest.raises(KeyError):
             del shared[b"k"]
+        shared[b"last"] = b""
+        assert shared.popitem() == (b"last", b"")
         found = seen(shared.ring)
     assert found == [
         (Op.PUT, 4, 0),
@@ -290,6 +292,8 @@ def test_a_map_records_lookups_changes_and_those_that_found_or_changed_nothing(s
         (Op.REMOVE, 1, 0),
         (Op.REMOVE, 0, 1),
         (Op.REMOVE, 0, 1),
+        (Op.PUT, 0, 0),
+        (Op.REMOVE, 1, 0),
     ]
 
 
