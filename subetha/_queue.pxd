@@ -143,6 +143,7 @@ cdef inline void job_start(Queue *q, JobCell *cell, uint64_t word) noexcept nogi
         cause_write(&cell.causes[attempts % CAUSES], now, q.pid, UNKNOWN_CAUSE)
         store_relaxed_u16(&cell.attempts, attempts + 1)
         store_relaxed_u64(&cell.started_ns, now)
+        store_relaxed_u64(&cell.progress, 0)
         if cell.timeout_ns:
             deadline = <uint64_t> monotonic_ns() + cell.timeout_ns
         store_relaxed_u64(&cell.deadline_ns, deadline)

@@ -590,18 +590,22 @@ cdef class QueueHandle(Mapped):
         return <uint64_t> private_get(&self.queue.held) > self.queue.quota
 
     @cython.final
-    cdef str arena_text(self, Code code, uint64_t length):
+    cdef int raise_arena(self, Code code, uint64_t length) except -1:
+        cdef uint64_t largest = <uint64_t> 1 << (BLOCK_SHIFT + self.queue.arena.classes - 1)
         if code == NO_DISK:
-            return f"the disk has no room for a block of {length} bytes; make room, or lay the queue elsewhere"
-        if length > <uint64_t> 1 << (BLOCK_SHIFT + self.queue.arena.classes - 1):
-            return (
-                f"{length} bytes are more than the largest block of the arena of {self.queue.arena.limit} bytes; create the queue "
-                "with larger arena_bytes"
+            text = f"the disk has no room for a block of {length} bytes; make room, or lay the queue elsewhere"
+        elif length > largest:
+            raise errors.ArenaTooSmall(
+                f"{self.file_path}: {length} bytes are more than the largest block ({largest} bytes) of the arena of "
+                f"{self.queue.arena.limit} bytes; create the queue with larger arena_bytes"
             )
-        return (
-            f"no block for {length} bytes is left in the arena of {self.queue.arena.limit} bytes; wait for jobs to end, or create "
-            "the queue with larger arena_bytes"
-        )
+        else:
+            text = (
+                f"no block for {length} bytes is left in the arena of {self.queue.arena.limit} bytes; wait for jobs to end, or "
+                "create the queue with larger arena_bytes"
+            )
+        raise_code(code, self.file_path, text)
+        return 0
 
     @cython.final
     cdef uint64_t submit_frame(
@@ -658,7 +662,7 @@ cdef class QueueHandle(Mapped):
                 # another thread has been told already
                 raise OSError(EIO, f"{os.strerror(EIO)}: the disk did not take the job; it was not accepted", self.file_path)
             if code == NO_BLOCK or code == NO_DISK:
-                raise_code(code, self.file_path, self.arena_text(code, frame.data_length + SUBMIT_HEADER))
+                self.raise_arena(code, frame.data_length + SUBMIT_HEADER)
             if code != FULL and code != QUOTA:
                 repairs += 1
                 if repairs > REPAIRS:
@@ -1129,6 +1133,27 @@ cdef class QueueHandle(Mapped):
         finally:
             self.leave()
 
+    def _recv_into(self, list taken not None, n, timeout):
+        """Append the results that are there to `taken`, up to `n`, waiting for the first: what is collected is in the list.
+
+        Whatever a signal's handler raises comes before anything was collected, or after all.
+        """
+        self.enter()
+        try:
+            taken.append(self.collect_waiting(False, timeout))
+            while n > 1:
+                try:
+                    found = self.collect(False)
+                except Exception:
+                    # the next call meets it
+                    break
+                if found is None:
+                    break
+                taken.append(found)
+                n -= 1
+        finally:
+            self.leave()
+
     def _pop_frame(self, timeout):
         """The next result as a result frame; its token is the job id's lower half."""
         return self.collect_waiting(True, timeout)
@@ -1278,6 +1303,29 @@ cdef class JobClaim(Claim):
         finally:
             handle.leave()
 
+    def progress(self, done, total):
+        """Say how far the job is; others read it from its cell. Does not block.
+
+        Parameters
+        ----------
+        done, total : int
+            Any unit, u32 each.
+
+        Raises
+        ------
+        TransportError, ValueError
+            As `started`.
+        """
+        cdef QueueHandle handle = <QueueHandle> self.holder
+        cdef uint64_t said = <uint64_t> as_u32(done, "done") << 32 | as_u32(total, "total")
+        self.check()
+        handle.enter()
+        try:
+            self.check_held(handle)
+            store_relaxed_u64(&job_cell(&handle.queue, self.cell).progress, said)
+        finally:
+            handle.leave()
+
     def reply(self, payload):
         """Answer the client that submitted the job, and be over.
 
@@ -1326,7 +1374,7 @@ cdef class JobClaim(Claim):
                     code = OK if job_free_if(&handle.queue, self.cell, self.word) else LOST
                 if code == NO_BLOCK or code == NO_DISK:
                     private_set(&self.is_over, 0)
-                    raise_code(code, handle.file_path, handle.arena_text(code, text.length))
+                    handle.raise_arena(code, text.length)
                 if code == LOST:
                     self.lose(handle)
                 if code != OK:

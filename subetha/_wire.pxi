@@ -5,6 +5,7 @@ cdef enum:
     RESULT_HEADER = 7       # token u32 | status u8 | result_len u16
     REST_OF_FRAME = 0xFFFF  # as a length: the data is all that follows
     STATUS_ERROR = 1
+    STATUS_PICKLED = 2      # beside STATUS_ERROR: behind the text and a NUL the exception follows, pickled
     STATUS_IN_BLOCK = 0x80
 
 cdef dict error_classes = {}
@@ -226,6 +227,14 @@ cdef bytes error_text(object error, object most):
     return text
 
 
+cdef bytes call_failed_data(object error, object most):
+    """Text, NUL and the pickled exception of a CallFailed; None where that is longer than `most` bytes."""
+    cdef bytes text = str(error).replace("\0", "\\0").encode("utf-8", "backslashreplace")
+    if most is not None and len(text) + 1 + len(error.data) > most:
+        return None
+    return text + b"\0" + error.data
+
+
 cdef object error_from_text(str text):
     """The PassError whose class the text begins with; one that nobody knows becomes an ExecutionError with the whole text."""
     name, found, message = text.partition(": ")
@@ -267,8 +276,16 @@ def encode_result(token, result, limit=None):
             failed = True
             result = errors.ResultTooLarge(f"found {PyBytes_GET_SIZE(data)} bytes, at most {most}")
     if failed:
-        data = error_text(result, most)
+        data = None
         status = STATUS_ERROR
+        if isinstance(result, errors.CallFailed):
+            data = call_failed_data(result, most)
+            if data is None:
+                result = errors.ExecutionError(result)
+            else:
+                status |= STATUS_PICKLED
+        if data is None:
+            data = error_text(result, most)
     cdef Py_ssize_t n = PyBytes_GET_SIZE(data)
     cdef bytes frame = PyBytes_FromStringAndSize(NULL, n + RESULT_HEADER)
     cdef uint8_t *at = <uint8_t *> PyBytes_AS_STRING(frame)
@@ -281,13 +298,16 @@ cdef object result_from(const uint8_t *at, bytes data):
     """The result of a frame whose header is at `at`, its data already copied."""
     if at[4] & ~STATUS_IN_BLOCK == 0:
         return data
+    if at[4] & STATUS_PICKLED:
+        text, _, pickled = data.partition(b"\0")
+        return errors.CallFailed(text.decode("utf-8", "replace"), pickled)
     return error_from_text(data.decode("utf-8", "replace"))
 
 
 cdef inline bint result_is_well_formed(const uint8_t *at, Py_ssize_t length) noexcept nogil:
     return (
         length >= RESULT_HEADER
-        and at[4] & ~<uint32_t> STATUS_IN_BLOCK <= STATUS_ERROR
+        and (at[4] & ~STATUS_IN_BLOCK == 0 or at[4] & ~(STATUS_IN_BLOCK | STATUS_PICKLED) == STATUS_ERROR)
         and (at[4] & STATUS_IN_BLOCK or get_u16(at + 5) == length - RESULT_HEADER)
     )
 
@@ -312,7 +332,7 @@ def decode_result(frame):
         at = <const uint8_t *> view.buf
         if not result_is_well_formed(at, view.len):
             raise errors.TransportError(
-                f"malformed result frame of {view.len} bytes: expected token u32, status 0 or 1, length u16 and as much data"
+                f"malformed result frame of {view.len} bytes: expected token u32, status 0, 1 or 3, length u16 and as much data"
             )
         data = PyBytes_FromStringAndSize(<const char *> at + RESULT_HEADER, view.len - RESULT_HEADER)
         return new_result(get_u32(at), result_from(at, data))

@@ -5,6 +5,7 @@ carries the values: what was expected, what was found, what to do.
 """
 
 import queue
+from concurrent.futures import BrokenExecutor
 
 
 class SubethaError(Exception):
@@ -43,6 +44,10 @@ class ArenaFull(TransportError):
     """No block of the size asked for is left, or the disk is full."""
 
 
+class ArenaTooSmall(ArenaFull, PayloadTooLarge):
+    """A payload is longer than the largest block of the arena, so that waiting does not help."""
+
+
 class HeartbeatError(SubethaError):
     """A heartbeat table refused a registration or a slot."""
 
@@ -75,7 +80,40 @@ class ExecutionError(PassError):
     """A handler raised; the text begins with the class name of what it raised."""
 
 
-class WorkerDied(PassError):
+class CallFailed(ExecutionError):
+    """A call raised; `data` is its exception, pickled, and the text what can be read without that.
+
+    Parameters
+    ----------
+    text : str
+    data : bytes
+    """
+
+    def __init__(self, text: str, data: bytes = b"") -> None:
+        super().__init__(text)
+        self.data = data
+
+    def __reduce__(self) -> tuple[type["CallFailed"], tuple[str, bytes]]:
+        return type(self), (str(self), self.data)
+
+
+class RemoteTraceback(Exception):
+    """Cause of an exception that came from another process: its traceback there, as text.
+
+    Attributes
+    ----------
+    tb : str
+    """
+
+    def __init__(self, tb: str) -> None:
+        super().__init__(tb)
+        self.tb = tb
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.tb}"""'
+
+
+class WorkerDied(PassError, BrokenExecutor):
     """The worker that ran a job died, in every attempt that the job was allowed."""
 
 

@@ -150,7 +150,7 @@ class JobQueue(QueueHandle):
     dropped; its jobs still run.
 
     Calls: `submit`, `cancel`, `try_recv`, `recv`, `recv_many`, `try_claim`, `claim`, `stats`, `cells`, `rescue`,
-    `dead_letters`, `retry_dead`, `drop_dead`, `quarantined`, `repair`, `close`.
+    `progress`, `dead_letters`, `retry_dead`, `drop_dead`, `quarantined`, `repair`, `close`.
     """
 
     @classmethod
@@ -329,6 +329,20 @@ class JobQueue(QueueHandle):
             QuarantinedJob(int(cells["job_id"][n]), n, int(cells["submitted_ns"][n]))
             for n in np.flatnonzero(_states(cells) == CellState.QUARANTINED).tolist()
         ]
+
+    def progress(self, job_id: int) -> tuple[int, int] | None:
+        """Find how far a running job says that it is: done and total, in any unit.
+
+        Returns
+        -------
+        tuple of int, or None
+            None where it does not run, or has said nothing. Does not block.
+        """
+        cells = self.cells()
+        for cell in cells[(cells["job_id"] == job_id) & (_states(cells) == CellState.TAKEN)]:
+            said = int(cell["progress"])
+            return (said >> 32, said & 0xFFFF_FFFF) if said else None
+        return None
 
     def make_policy(self) -> WaitingPolicy:
         """What decides by default how long a claim looks for a job before it sleeps, where a `Sidecar` has this queue."""

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 from subetha._core import HeartbeatTable, Pass, SharedDeque, SharedRing, SubmittedResult
 from subetha.dispatcher import MmfDispatcher, MmfFamily, MmfWorkloadShape
@@ -58,11 +58,15 @@ __all__ = ["BackgroundScheduler", "ResultCollector", "Submitter", "WorkerLoop"]
 # A worker in a blocked claim, or a submitter waiting for room, looks this often (s) whether it is to stop.
 STOP_CHECK_S = 0.1
 
+# So long (s) a worker waits for room in the arena before its result becomes an error.
+ARENA_PATIENCE_S = 10.0
+
 # So many claims in a row that the transport fails with a TransportError end a worker loop.
 CLAIM_FAILURES_LIMIT = 100
 
-# A worker loop has one job in hand at a time, so it needs one bit of its slot's bitmap.
+# A worker loop has one job in hand at a time, and beneath it those that wait for others: a bit of its slot's bitmap each.
 IN_FLIGHT_BIT = 0
+DEEPEST = 32
 
 _LAST_TOKEN = 2**32 - 1
 
@@ -103,11 +107,15 @@ class WorkerLoop:
         Told of the job in hand and of each one completed.
     slot : int, optional
         The slot in `table` of this loop; given exactly if `table` is.
+    between : callable, optional
+        Called after each message, before the next one is claimed.
     clock, sleep : callable
         The time in seconds and a sleep, for what has to be polled.
 
     Attributes
     ----------
+    claim : Claim or None
+        What is in hand; for the thread that runs the loop.
     completed : int
         Passes answered, errors included. Written by the thread that runs the loop.
     failed : int
@@ -129,13 +137,17 @@ class WorkerLoop:
     """
 
     __slots__ = (
+        "_between",
+        "_bit",
         "_claim",
+        "_clock",
         "_execute",
         "_limit",
         "_sleep",
         "_slot",
         "_stopping",
         "_table",
+        "claim",
         "completed",
         "failed",
         "lost",
@@ -150,6 +162,7 @@ class WorkerLoop:
         registry: PassRegistry | None = None,
         table: InFlightTable | None = None,
         slot: int | None = None,
+        between: Callable[[], object] | None = None,
         clock: Clock = time.monotonic,
         sleep: Sleep = time.sleep,
     ) -> None:
@@ -165,8 +178,12 @@ class WorkerLoop:
         self._limit = reply_limit(source)
         self._table = table
         self._slot = -1 if slot is None else slot
+        self._clock = clock
         self._sleep = sleep
         self._stopping = False
+        self._bit = IN_FLIGHT_BIT
+        self._between = between
+        self.claim: Claim | None = None
         self.completed = 0
         self.failed = 0
         self.malformed = 0
@@ -222,10 +239,35 @@ class WorkerLoop:
             serve(claim)
             # Held over the wait for the next one, it would keep the last message's memory.
             del claim
+            if self._between is not None:
+                self._between()
+
+    def serve_one(self) -> bool:
+        """Run one message that waits, if there is one, in a handler of this loop's thread: while that waits for another one.
+
+        Returns
+        -------
+        bool
+            False where none waits, the loop is to stop, or `DEEPEST` handlers wait in each other already.
+        """
+        if self._stopping or self._bit + 1 >= DEEPEST:
+            return False
+        try:
+            claim = self._claim(0)
+        except Empty:
+            return False
+        self._bit += 1
+        try:
+            self._serve(claim)
+        finally:
+            self._bit -= 1
+        return True
 
     def _serve(self, claim: Claim) -> None:
         table = self._table
         slot = self._slot
+        bit = self._bit
+        beneath, self.claim = self.claim, claim
         try:
             claim.started()
             try:
@@ -234,7 +276,7 @@ class WorkerLoop:
                 self._answer_malformed(claim, error)
                 return
             if table is not None:
-                table.mark_in_flight(slot, IN_FLIGHT_BIT)
+                table.mark_in_flight(slot, bit)
             frame = encode_result(token, self._execute(pass_), self._limit)
             try:
                 claim.reply(frame)
@@ -242,7 +284,7 @@ class WorkerLoop:
             except Exception as error:
                 answer = self._deliver_after(error, claim, token, frame)
             if table is not None:
-                table.clear_in_flight(slot, IN_FLIGHT_BIT)
+                table.clear_in_flight(slot, bit)
                 if answer is not None:
                     table.add_completed(slot)
         except TransportError as error:
@@ -250,11 +292,13 @@ class WorkerLoop:
                 raise
             self.lost += 1
             if table is not None:
-                table.clear_in_flight(slot, IN_FLIGHT_BIT)
+                table.clear_in_flight(slot, bit)
             return
         except BaseException as error:
             _lost_after(error, claim)
             raise
+        finally:
+            self.claim = beneath
         if answer is None:
             self.released += 1
             return
@@ -273,26 +317,56 @@ class WorkerLoop:
 
     def _deliver_after(self, error: Exception, claim: Claim, token: int, frame: bytes) -> bytes | None:
         """Go on after the first reply raised `error`: the frame that went out, or None where the claim is released."""
-        if isinstance(error, (ArenaFull, PayloadTooLarge)):
+        if isinstance(error, PayloadTooLarge):
             frame = encode_result(token, ResultTooLarge(str(error)), self._limit)
-        elif not isinstance(error, Full):
+        elif not isinstance(error, (ArenaFull, Full)):
             raise error
-        return frame if self._reply_until_stopped(claim, frame) else None
+        try:
+            return frame if self._reply_until_stopped(claim, frame) else None
+        except ArenaFull as still_full:
+            frame = encode_result(token, ResultTooLarge(str(still_full)), self._limit)
+            return frame if self._reply_until_stopped(claim, frame) else None
 
     def _reply_until_stopped(self, claim: Claim, frame: bytes) -> bool:
-        """Reply, waiting for room; False where the loop was stopped meanwhile and the claim is released."""
+        """Reply, waiting for room; False where the loop was stopped meanwhile and the claim is released.
+
+        For room in the arena `ARENA_PATIENCE_S` at the most: what fills it may be results that nobody collects.
+        """
         pauses = backoff()
+        patient_until = self._clock() + ARENA_PATIENCE_S
         while True:
             # Read before the attempt: a stop in the middle of it leaves the answer one whole reply more.
             stopping = self._stopping
             try:
                 claim.reply(frame)
                 return True
-            except Full:
+            except (ArenaFull, Full) as error:
                 if stopping and _released(claim):
                     return False
+                if isinstance(error, ArenaFull) and self._clock() >= patient_until:
+                    raise
             # A reply may raise Full without having waited.
             self._sleep(next(pauses))
+
+
+class Running(NamedTuple):
+    """What a worker process works on.
+
+    Attributes
+    ----------
+    queue_path : str
+    loop : WorkerLoop
+    thread : int
+        Its `threading.get_ident`.
+    """
+
+    queue_path: str
+    loop: WorkerLoop
+    thread: int
+
+
+running: Running | None = None
+"""What this process works on, where it is a worker."""
 
 
 def _released(claim: Claim) -> bool:

@@ -6,9 +6,10 @@
     result : result_token u32 | status u8      | result_len u16 | data
 
 ``status`` is `STATUS_OK` (data = the bytes the handler returned) or `STATUS_ERROR` (data = UTF-8 text that begins with
-the name of the error's class, by which `decode_result` finds the class again). An ``arg_len`` of `IN_BLOCK_LEN`, or the
-bit `STATUS_IN_BLOCK` in ``status``, says that the data is all the rest of the frame: in a queue directory it lies in a
-block, whose exact length stands in the cell.
+the name of the error's class, by which `decode_result` finds the class again), or `STATUS_ERROR` and `STATUS_PICKLED`
+together (data = UTF-8 text, NUL, and an exception as `calls.py` pickles it: a `CallFailed`). An ``arg_len`` of
+`IN_BLOCK_LEN`, or the bit `STATUS_IN_BLOCK` in ``status``, says that the data is all the rest of the frame: in a queue
+directory it lies in a block, whose exact length stands in the cell.
 
 A ring of `PAYLOAD_BYTES` leaves `MAX_ARG_LEN` bytes for arguments and `MAX_RESULT_LEN` for a result. Arguments that do
 not fit are refused where they are submitted (`ArgsTooLarge`). A result that does not fit becomes a `ResultTooLarge`
@@ -30,6 +31,7 @@ __all__ = [
     "STATUS_ERROR",
     "STATUS_IN_BLOCK",
     "STATUS_OK",
+    "STATUS_PICKLED",
     "SUBMIT_HEADER_BYTES",
     "PassSlot",
     "SubmittedResult",
@@ -47,6 +49,7 @@ MAX_ARG_LEN = PAYLOAD_BYTES - SUBMIT_HEADER_BYTES
 MAX_RESULT_LEN = PAYLOAD_BYTES - RESULT_HEADER_BYTES
 STATUS_OK = 0
 STATUS_ERROR = 1
+STATUS_PICKLED = 2
 IN_BLOCK_LEN = 0xFFFF
 STATUS_IN_BLOCK = 0x80
 

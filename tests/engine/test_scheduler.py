@@ -18,6 +18,7 @@ from subetha._core import HeartbeatTable, Pass, SharedDeque, SharedRing
 from subetha.dispatcher import DequeVariant, MmfFamily, MmfWorkloadShape, WorkloadShape
 from subetha.errors import (
     ArenaFull,
+    ArenaTooSmall,
     ArgsTooLarge,
     Empty,
     ExecutionError,
@@ -292,13 +293,23 @@ def test_a_malformed_message_is_answered_once_the_result_side_has_room(registry)
     assert len(claim.replies) == 1
 
 
-@pytest.mark.parametrize("error", [ArenaFull("9 bytes asked, 8 left"), PayloadTooLarge("9 bytes asked, 8 left")])
+@pytest.mark.parametrize("error", [ArenaTooSmall("9 bytes asked, 8 left"), PayloadTooLarge("9 bytes asked, 8 left")])
 def test_a_result_that_the_transport_cannot_hold_becomes_a_result_too_large(registry, error):
     claim = ScriptedClaim(submit_frame(ECHO, b"abc"), [], [error])
     loop = run_loop(claim, registry=registry)
     assert type(claim.replies[0].result) is ResultTooLarge
     assert "9 bytes asked, 8 left" in str(claim.replies[0].result)
     assert (loop.completed, loop.failed) == (1, 1)
+
+
+@pytest.mark.parametrize(("refusals", "comes"), [(3, bytes), (12, ResultTooLarge)])
+def test_a_worker_waits_for_room_in_the_arena_and_then_tells_the_submitter(registry, refusals, comes):
+    now = [0.0]
+    claim = ScriptedClaim(submit_frame(ECHO, b"abc"), [], [ArenaFull("9 bytes asked, 8 left")] * refusals)
+    loop = run_loop(claim, registry=registry, clock=lambda: now[0], sleep=lambda _: now.__setitem__(0, now[0] + 1))
+    assert type(claim.replies[0].result) is comes
+    assert now[0] == min(refusals - 1, 10)
+    assert loop.completed == 1
 
 
 def test_a_result_past_the_reply_limit_of_the_source_becomes_a_result_too_large(registry):

@@ -1,5 +1,6 @@
 """The wire formats, byte for byte, and what comes back from frames of any content."""
 
+import pickle
 import struct
 
 import pytest
@@ -10,6 +11,7 @@ from subetha import wire
 from subetha._core import SharedDeque, SharedRing
 from subetha.errors import (
     ArgsTooLarge,
+    CallFailed,
     ExecutionError,
     PassError,
     PayloadTooLarge,
@@ -228,7 +230,28 @@ def test_any_bytes_decode_as_a_result_frame_or_are_malformed_and_nothing_else(fr
     assert isinstance(decoded.result, PassError if status & ~wire.STATUS_IN_BLOCK else bytes)
 
 
-@pytest.mark.parametrize("status", [2, 3, 0x40, 0x7F, 0x82])
+def test_a_call_that_failed_travels_with_its_text_and_its_pickled_exception():
+    sent = CallFailed("ValueError: b\u00e4h \0 \udcff", b"\x80\0pickle\0")
+    frame = wire.encode_result(7, sent)
+    assert frame[4] == wire.STATUS_ERROR | wire.STATUS_PICKLED
+    found = wire.decode_result(frame).result
+    assert type(found) is CallFailed
+    assert (str(found), found.data) == ("ValueError: b\u00e4h \\0 \\udcff", sent.data)
+
+
+def test_where_the_pickled_exception_has_no_room_its_text_goes_alone():
+    frame = wire.encode_result(7, CallFailed("ValueError: boo", bytes(100)), wire.PAYLOAD_BYTES)
+    assert frame[4] == wire.STATUS_ERROR
+    found = wire.decode_result(frame).result
+    assert (type(found), str(found)) == (ExecutionError, "ValueError: boo")
+
+
+def test_a_call_that_failed_can_be_pickled_itself():
+    found = pickle.loads(pickle.dumps(CallFailed("text", b"data")))
+    assert (str(found), found.data) == ("text", b"data")
+
+
+@pytest.mark.parametrize("status", [2, 4, 0x40, 0x7F, 0x82])
 def test_a_status_that_does_not_exist_is_malformed(status):
     with pytest.raises(TransportError):
         wire.decode_result(struct.pack("<IBH", 7, status, 0))
