@@ -20,6 +20,7 @@ import argparse
 import contextlib
 import faulthandler
 import importlib
+import logging
 import math
 import os
 import selectors
@@ -35,10 +36,12 @@ from dataclasses import dataclass, field
 from types import FrameType, TracebackType
 from typing import Any, Final, Self
 
+from subetha import calls, files, scheduler
 from subetha._core import end_with_parent
 from subetha.errors import HeartbeatError, LayoutMismatch, SubethaError
 from subetha.jobqueue import Durability, JobQueue
 from subetha.layout import Role
+from subetha.logging import RecordHandler, file_handler
 from subetha.scheduler import WorkerLoop
 from subetha.sidecar import Sidecar
 
@@ -55,6 +58,12 @@ EXIT_CANNOT_START: Final = os.EX_CONFIG
 
 OVERDUE_LOOK_SECONDS: Final = 0.25
 """How often the supervisor looks for workers that are stuck in a job that ran out of time."""
+
+EXIT_RECYCLED: Final = os.EX_TEMPFAIL
+"""Exit code of a worker process that has run as many jobs, or is as large, as it may be; another one takes its place."""
+
+EXIT_INITIALIZER_FAILED: Final = os.EX_SOFTWARE
+"""Exit code of a worker process whose initializer raised."""
 
 EXIT_INTERRUPTED: Final = 128 + signal.SIGINT
 """Exit code after a second Ctrl-C, as a shell reports it."""
@@ -105,6 +114,38 @@ def exit_cause(returncode: int) -> str:
 
 
 # --- one worker process ---------------------------------------------------------------------------------------------
+
+
+class _Recycling:
+    """Ends a worker's loop after a number of jobs, or above a number of bytes of resident memory."""
+
+    LOOK_S = 0.2
+    """So often (s) the memory is looked at, and after the first job."""
+
+    def __init__(self, max_jobs: int | None, max_bytes: int | None) -> None:
+        self.is_due = False
+        self.loop: WorkerLoop | None = None
+        self._max_jobs = max_jobs
+        self._max_bytes = max_bytes
+        self._look_at = 0.0
+        if max_bytes is not None:
+            import psutil
+
+            self._process = psutil.Process()
+
+    def __call__(self) -> None:
+        assert self.loop is not None
+        if self._max_jobs is not None and self.loop.completed >= self._max_jobs:
+            self._end()
+        if self._max_bytes is not None and time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + self.LOOK_S
+            if self._process.memory_info().rss > self._max_bytes:
+                self._end()
+
+    def _end(self) -> None:
+        assert self.loop is not None
+        self.is_due = True
+        self.loop.stop()
 
 
 class _Drain:
@@ -185,10 +226,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             faulthandler.enable()
         if options.completed_fd is not None:
             os.set_inheritable(options.completed_fd, False)
-        for module in options.modules:
+        _set_up_logging(options.log_ring, options.log_file, options.log_level)
+        for module in (calls.__name__, *options.modules):
             importlib.import_module(module)
+        if options.initializer_fd is not None and not _initialized(options.initializer_fd):
+            return EXIT_INITIALIZER_FAILED
         queue = JobQueue.open(options.queue, role=Role.WORKER)
-        loop = WorkerLoop(queue.submit_side, table=queue.heartbeat, slot=queue.slot)
+        recycling = _Recycling(options.max_jobs, options.max_bytes)
+        loop = recycling.loop = WorkerLoop(queue.submit_side, table=queue.heartbeat, slot=queue.slot, between=recycling)
         if options.supervisor_pid is not None:
             end_with_parent(options.supervisor_pid)
     except BaseException:
@@ -199,6 +244,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         traceback.print_exc()
         return EXIT_CANNOT_START
     # It chooses how long the loop's claims look for a job before they sleep.
+    scheduler.running = scheduler.Running(os.path.abspath(options.queue), loop, threading.get_ident())
     with queue, Sidecar() as sidecar:
         drain.attach(loop)
         try:
@@ -210,7 +256,33 @@ def main(argv: Sequence[str] | None = None) -> int:
             if options.completed_fd is not None:
                 with contextlib.suppress(BrokenPipeError):  # the supervisor may be gone
                     os.write(options.completed_fd, b"%d" % loop.completed)
-    return 0
+    return EXIT_RECYCLED if recycling.is_due and not drain.requested else 0
+
+
+def _set_up_logging(ring: str | None, file: str | None, level: int) -> None:
+    handlers: list[logging.Handler] = []
+    if ring is not None:
+        handlers.append(RecordHandler(ring, level))
+    if file is not None:
+        handlers.append(file_handler(file, level))
+    if handlers:
+        root = logging.getLogger()
+        root.setLevel(level)
+        for handler in handlers:
+            root.addHandler(handler)
+
+
+def _initialized(fd: int) -> bool:
+    """Call the pool's initializer; False where it raised."""
+    pickled = os.pread(fd, os.fstat(fd).st_size, 0)
+    os.close(fd)
+    try:
+        function, args = calls.loads(pickled)
+        function(*args)
+    except Exception:
+        traceback.print_exc()
+        return False
+    return True
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -221,6 +293,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("modules", nargs="+", metavar="MODULE", help="imported first; registers handlers")
     parser.add_argument("--queue", required=True, metavar="DIR", help="an existing queue directory")
     parser.add_argument("--completed-fd", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--initializer-fd", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--log-ring", metavar="FILE", help="ring that takes what is logged")
+    parser.add_argument("--log-file", metavar="FILE", help="file to which what is logged is appended")
+    parser.add_argument("--log-level", type=int, default=logging.WARNING, metavar="N", help="least level of that")
+    parser.add_argument("--max-jobs", type=int, metavar="N", help="end with code 75 after so many jobs")
+    parser.add_argument("--max-bytes", type=int, metavar="N", help="end with code 75 above so many bytes of memory")
     parser.add_argument("--supervisor-pid", type=int, help=argparse.SUPPRESS)
     return parser
 
@@ -327,7 +405,7 @@ def signals_deferred() -> Iterator[None]:
         yield
 
 
-def _see_that_there_is_a_queue(path: str, durability: Durability | None) -> None:
+def see_that_there_is_a_queue(path: str, durability: Durability | None) -> None:
     """Create a queue directory with the defaults unless there is one, whatever its numbers are."""
     try:
         with JobQueue.open(path) as queue:
@@ -364,6 +442,21 @@ class WorkerPool:
     durability : str, optional
         "process" or "disk", as in `JobQueue.create`: what a queue that is created here has, and what one that is there must
         have. Default: "process", and whatever is there.
+    initializer : bytes, optional
+        A pickle (`calls.dumps`) of a function and its arguments, called in every worker before its first job. Where it raises,
+        the pool is broken.
+    max_jobs : int, optional
+        A worker that has run so many jobs is replaced by a fresh one.
+    max_bytes : int, optional
+        So is one with more resident memory than this, after the job in hand.
+    log_ring : path, optional
+        Ring of a `logging.RecordReader`, which gets what the workers log.
+    log_file : path, optional
+        File to which they append what they log.
+    log_level : int
+        Their root logger's level, where one of these is given.
+    wake_fd : int, optional
+        `poll` returns when this descriptor is readable; reading it is up to the caller.
     clock : callable, optional
         Gives seconds; `time.monotonic` by default.
     backoff : callable, optional
@@ -375,7 +468,7 @@ class WorkerPool:
     Raises
     ------
     ValueError
-        No module, or fewer than 1 process.
+        No module; or `processes`, `max_jobs` or `max_bytes` is less than 1.
     """
 
     def __init__(
@@ -385,6 +478,13 @@ class WorkerPool:
         processes: int,
         *,
         durability: Durability | None = None,
+        initializer: bytes | None = None,
+        max_jobs: int | None = None,
+        max_bytes: int | None = None,
+        log_ring: files.Path | None = None,
+        log_file: files.Path | None = None,
+        log_level: int = logging.WARNING,
+        wake_fd: int | None = None,
         clock: Callable[[], float] = time.monotonic,
         backoff: Callable[[int], float] = restart_delay,
         report: Callable[[str], None] = _report_to_stderr,
@@ -394,8 +494,20 @@ class WorkerPool:
             raise ValueError("no module given: a worker needs at least one that registers handlers")
         if processes < 1:
             raise ValueError(f"processes must be at least 1, not {processes}")
+        for name, most in (("max_jobs", max_jobs), ("max_bytes", max_bytes)):
+            if most is not None and most < 1:
+                raise ValueError(f"{name} must be at least 1, not {most}")
+        self._options = {
+            "--max-jobs": max_jobs,
+            "--max-bytes": max_bytes,
+            "--log-ring": None if log_ring is None else os.path.abspath(os.fsdecode(log_ring)),
+            "--log-file": None if log_file is None else os.path.abspath(os.fsdecode(log_file)),
+            "--log-level": log_level,
+        }
         self.queue_path = os.path.abspath(os.fspath(queue_path))
         self._durability = durability
+        self._initializer = initializer
+        self._initializer_fd: int | None = None
         self.deaths = 0
         """How many workers died without having been told to stop."""
         self._clock = clock
@@ -403,6 +515,8 @@ class WorkerPool:
         self._report = report
         self._places = [_Place(number) for number in range(1, processes + 1)]
         self._selector = selectors.DefaultSelector()
+        if wake_fd is not None:
+            self._selector.register(wake_fd, selectors.EVENT_READ)
         self._signals: _SignalPipe | None = None
         self._signals_seen = 0
         self._queue: JobQueue | None = None
@@ -434,8 +548,13 @@ class WorkerPool:
         """
         if self._queue is not None or self._stopping:
             raise RuntimeError("a pool is started once; make another WorkerPool")
-        _see_that_there_is_a_queue(self.queue_path, self._durability)
+        see_that_there_is_a_queue(self.queue_path, self._durability)
         self._queue = JobQueue.open(self.queue_path, role=Role.SUPERVISOR)
+        if self._initializer is not None:
+            # Each worker reads it from its beginning, also one that starts much later.
+            self._initializer_fd = os.memfd_create("subetha-initializer", os.MFD_CLOEXEC)
+            with open(self._initializer_fd, "wb", closefd=False) as file:
+                file.write(self._initializer)
         with self._undisturbed():
             for place in self._places:
                 self._start(place)
@@ -524,6 +643,9 @@ class WorkerPool:
             self._selector.close()
             if self._queue is not None:
                 self._queue.close()
+            if self._initializer_fd is not None:
+                os.close(self._initializer_fd)
+                self._initializer_fd = None
         return not self._killed
 
     def kill(self) -> None:
@@ -615,6 +737,11 @@ class WorkerPool:
         completed_fd, childs_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         command = [sys.executable, "-P", "-m", "subetha.worker", *self.modules]
         command += ["--queue", self.queue_path, "--completed-fd", str(childs_fd), "--supervisor-pid", str(os.getpid())]
+        command += [f"{name}={value}" for name, value in self._options.items() if value is not None]
+        inherited = [childs_fd]
+        if self._initializer_fd is not None:
+            command += ["--initializer-fd", str(self._initializer_fd)]
+            inherited.append(self._initializer_fd)
         # Inherited blocked, the stop signals wait for the child until it has its handlers.
         unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
         try:
@@ -622,7 +749,7 @@ class WorkerPool:
                 command,
                 stdin=subprocess.DEVNULL,
                 env=_child_environment(os.environ, sys.path),
-                pass_fds=(childs_fd,),
+                pass_fds=inherited,
             )
         except OSError as error:
             os.close(completed_fd)
@@ -653,9 +780,17 @@ class WorkerPool:
             if returncode != 0 and not self._killed:
                 self._report(f"{who}: {cause} while draining")
             return
+        if returncode == EXIT_RECYCLED:
+            place.quick_deaths = 0
+            place.due = self._clock()
+            return
         cause += f" after {lived:.1f} s"
         if returncode == EXIT_CANNOT_START:
             cause += " (it could not import its modules or open its queue: traceback above)"
+        if returncode == EXIT_INITIALIZER_FAILED:
+            self.deaths += 1
+            self._break(f"{who}: {cause}. Its initializer raised (traceback above); all workers were stopped.")
+            return
         quick = completed == 0 and lived < QUICK_DEATH_SECONDS and not worker.was_stuck
         self.deaths += 1
         self._after_death(place, who, cause, quick=quick, comes_again=returncode == EXIT_CANNOT_START)
@@ -677,19 +812,23 @@ class WorkerPool:
         place.quick_deaths = place.quick_deaths + 1 if quick else 0
         if place.quick_deaths >= QUICK_DEATHS_LIMIT:
             self._report(f"{who}: {cause}")
-            self._broken = WorkerPoolBroken(
+            self._break(
                 f"{who}: {cause}. That was quick death {place.quick_deaths} in a row of this worker place (within "
                 f"{QUICK_DEATH_SECONDS:g} s of its start, before it completed a job), so all workers were stopped. "
                 + ("Another start would end the same way: r" if comes_again else "R")
                 + "emove the cause, then start them again."
             )
-            self._ask_to_stop()
             return
         delay = self._backoff(place.quick_deaths)
         when = f"in {delay:g} s" if delay > 0 else "at once"
         row = f" (quick death {place.quick_deaths} of {QUICK_DEATHS_LIMIT})" if quick else ""
         self._report(f"{who}: {cause}, starts again {when}{row}")
         place.due = self._clock() + delay
+
+    def _break(self, why: str) -> None:
+        # the first cause is the one to be told
+        self._broken = self._broken or WorkerPoolBroken(why)
+        self._ask_to_stop()
 
     def _name(self, place: _Place) -> str:
         return f"subetha worker {place.number} of {len(self._places)}"

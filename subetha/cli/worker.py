@@ -1,5 +1,6 @@
 """``subetha worker``: worker processes on a queue directory."""
 
+import logging
 import os
 import sys
 from typing import Literal
@@ -43,8 +44,34 @@ def _check_modules(_ctx: click.Context, _param: click.Parameter, modules: tuple[
     help="What accepted jobs survive: the death of any process, or also the power. A queue that is there must have it.  "
     "[default: process, or what is there]",
 )
+@click.option(
+    "--max-jobs", metavar="N", type=click.IntRange(1), help="Replace a worker by a fresh one when it has run N jobs."
+)
+@click.option(
+    "--max-memory",
+    metavar="MIB",
+    type=click.IntRange(1),
+    help="Replace a worker that has more MiB resident after a job.",
+)
+@click.option(
+    "--log-file", metavar="FILE", type=click.Path(dir_okay=False), help="Append what the workers log to FILE."
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"), case_sensitive=False),
+    default="WARNING",
+    show_default=True,
+    help="Least level of what goes to the file.",
+)
 def command(
-    modules: tuple[str, ...], queue: str, processes: int, durability: Literal["process", "disk"] | None
+    modules: tuple[str, ...],
+    queue: str,
+    processes: int,
+    durability: Literal["process", "disk"] | None,
+    max_jobs: int | None,
+    max_memory: int | None,
+    log_file: str | None,
+    log_level: str,
 ) -> None:
     """Import each MODULE in N worker processes and run the jobs of a queue.
 
@@ -63,7 +90,17 @@ def command(
     if not sys.flags.safe_path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        code = WorkerPool(modules, queue, processes, durability=durability).run()
+        pool = WorkerPool(
+            modules,
+            queue,
+            processes,
+            durability=durability,
+            max_jobs=max_jobs,
+            max_bytes=max_memory and max_memory * 2**20,
+            log_file=log_file,
+            log_level=getattr(logging, log_level.upper()),
+        )
+        code = pool.run()
     except SubethaError as error:
         raise click.ClickException(str(error)) from error
     except OSError as error:

@@ -1,0 +1,292 @@
+"""Calls as bytes: what a job holds that was made from a Python call, and what comes back for it.
+
+A job's arguments are a pickle: of ``(function, args, kwargs)`` under `CALL_ID`, for any callable, or of ``(args, kwargs)``
+under a task's own id. What plain pickle would only find again in the submitter's own process (lambdas, closures, whatever
+`__main__` defines) goes by value, by cloudpickle.
+
+Where large buffers belong to it (long bytes, numpy arrays, whatever pickles out of band), they lie behind the pickle::
+
+    WITH_BUFFERS u8 | zeros u8 * 3 | how many u32 | pickle's length u64 | each buffer's length u64 | pickle | buffers
+
+each buffer at a multiple of `ALIGNMENT` bytes. (A bare pickle begins with 0x80.)
+"""
+
+import pickle
+import struct
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, TypeAlias
+
+from subetha.errors import CallFailed, ExecutionError, PassError, RemoteTraceback
+from subetha.layout import PRIORITIES, align
+from subetha.pass_registry import default_registry
+
+__all__ = [
+    "CALL_ID",
+    "Options",
+    "Outcome",
+    "Registered",
+    "dumps",
+    "encode_call",
+    "failure",
+    "loads",
+    "outcome_of",
+    "run",
+]
+
+CALL_ID: Final = 2**32 - 1
+"""Closure id of a job that brings its function along."""
+
+ALIGNMENT: Final = 64
+"""Where buffers begin, in bytes, as numpy likes them."""
+
+OUT_OF_BAND_BYTES: Final = 4096
+"""A shorter buffer is copied into the pickle."""
+
+_WITH_BUFFERS = 1
+_PROTOCOL = 5
+_HEAD = struct.Struct("<B3xIQ")
+
+Outcome: TypeAlias = tuple[Any, BaseException | None]
+"""A value and None, or None and what was raised."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a job is to be run; what is None is left to whoever hands it in.
+
+    Attributes
+    ----------
+    priority : int, optional
+        0 (first), 1 or 2.
+    timeout : float, optional
+        Longest run in seconds.
+    max_attempts : int, optional
+        How often it may be started before its worker's death ends it, 1 to 65,535.
+
+    Raises
+    ------
+    TypeError, ValueError
+        One outside its limits.
+    """
+
+    priority: int | None = None
+    timeout: float | None = None
+    max_attempts: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least, most in (("priority", 0, PRIORITIES - 1), ("max_attempts", 1, 65_535)):
+            found = getattr(self, name)
+            if found is None:
+                continue
+            if isinstance(found, bool) or not isinstance(found, int):
+                raise TypeError(f"{name}: expected an int from {least} to {most}, found {type(found).__name__}")
+            if not least <= found <= most:
+                raise ValueError(f"{name}: expected an int from {least} to {most}, found {found}")
+        if self.timeout is not None:
+            if isinstance(self.timeout, bool) or not isinstance(self.timeout, (int, float)):
+                raise TypeError(f"timeout: expected seconds, found {type(self.timeout).__name__}")
+            if not self.timeout > 0:
+                raise ValueError(f"timeout: expected seconds > 0, found {self.timeout}")
+
+    def over(self, others: "Options") -> "Options":
+        """Fill in from `others` what is None here."""
+        return Options(
+            others.priority if self.priority is None else self.priority,
+            others.timeout if self.timeout is None else self.timeout,
+            others.max_attempts if self.max_attempts is None else self.max_attempts,
+        )
+
+
+class Registered:
+    """A function that jobs name by a number, where the workers have imported its module; `tasks.Task` is one.
+
+    Attributes
+    ----------
+    closure_id : int
+        u32.
+    job_options : Options
+    """
+
+    closure_id: int
+    job_options: Options
+    __module__: str
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+
+class _Long:
+    """Stands for long bytes in a pickle, so that they can lie out of band."""
+
+    __slots__ = ("data",)
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def __reduce_ex__(self, _protocol: object) -> tuple[type[bytes], tuple[pickle.PickleBuffer]]:
+        return bytes, (pickle.PickleBuffer(self.data),)
+
+
+def _set_long_aside(value: object) -> object:
+    return _Long(value) if type(value) is bytes and len(value) >= OUT_OF_BAND_BYTES else value
+
+
+def dumps(value: object) -> bytes:
+    """Pickle a value, so that another process can make it again.
+
+    Parameters
+    ----------
+    value : object
+        Anything that pickle or cloudpickle takes.
+
+    Raises
+    ------
+    Exception
+        What cloudpickle, or the value's own methods, raise where it cannot be pickled.
+    """
+    buffers: list[memoryview] = []
+
+    def is_in_band(buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if raw.nbytes < OUT_OF_BAND_BYTES:
+            return True
+        buffers.append(raw)
+        return False
+
+    try:
+        data = pickle.dumps(value, _PROTOCOL, buffer_callback=is_in_band)
+        goes_by_value = b"__main__" in data
+    except Exception:
+        # What it cannot do cloudpickle may; and where that cannot either, its error says more.
+        goes_by_value = True
+    if goes_by_value:
+        # Late, since it takes as long to import as much of the rest.
+        import cloudpickle
+
+        buffers.clear()
+        data = cloudpickle.dumps(value, _PROTOCOL, buffer_callback=is_in_band)
+    return _join(data, buffers) if buffers else data
+
+
+def _join(data: bytes, buffers: Sequence[memoryview]) -> bytes:
+    parts: list[bytes | memoryview] = [
+        _HEAD.pack(_WITH_BUFFERS, len(buffers), len(data)),
+        struct.pack(f"<{len(buffers)}Q", *(buffer.nbytes for buffer in buffers)),
+        data,
+    ]
+    at = _HEAD.size + 8 * len(buffers) + len(data)
+    for buffer in buffers:
+        parts += (bytes(align(at, ALIGNMENT) - at), buffer)
+        at = align(at, ALIGNMENT) + buffer.nbytes
+    return b"".join(parts)
+
+
+def loads(data: bytes) -> Any:
+    """Make a value again that `dumps` has pickled; its buffers stay where they are, read-only, and keep `data` alive.
+
+    Raises
+    ------
+    Exception
+        Whatever a class of the value raises, or an import.
+    """
+    if not data or data[0] != _WITH_BUFFERS:
+        return pickle.loads(data)
+    _, count, length = _HEAD.unpack_from(data)
+    lengths = struct.unpack_from(f"<{count}Q", data, _HEAD.size)
+    view = memoryview(data)
+    at = _HEAD.size + 8 * count
+    pickled = view[at : at + length]
+    at += length
+    buffers = []
+    for length in lengths:
+        at = align(at, ALIGNMENT)
+        buffers.append(view[at : at + length])
+        at += length
+    return pickle.loads(pickled, buffers=buffers)
+
+
+def encode_call(function: Callable[..., object] | None, args: Sequence[object], kwargs: Mapping[str, object]) -> bytes:
+    """Pickle a call: with its function for `CALL_ID`, without (None) for a task."""
+    args = tuple(map(_set_long_aside, args))
+    return dumps((args, kwargs) if function is None else (function, args, kwargs))
+
+
+def _run_call(data: bytes) -> bytes | CallFailed:
+    return run(lambda function, args, kwargs: function(*args, **kwargs), data)
+
+
+def run(call: Callable[..., object], data: bytes) -> bytes | CallFailed:
+    """Run a job: unpickle what it holds, call, pickle what comes of it.
+
+    Returns
+    -------
+    bytes or CallFailed
+        The value, or what was raised: anything at all, `SystemExit` and `KeyboardInterrupt` included.
+    """
+    try:
+        return dumps(_set_long_aside(call(*loads(data))))
+    except BaseException as error:
+        return failure(error)
+
+
+def failure(error: BaseException) -> CallFailed:
+    """Make what travels in the place of a value: the exception, where it can be pickled, its text and its traceback."""
+    text = "".join(traceback.format_exception_only(error)).strip()
+    trace = "".join(traceback.format_exception(type(error), error, _below_this_module(error.__traceback__)))
+    try:
+        pickled = dumps(error)
+    except Exception as unpickled:
+        pickled = b""
+        text += f" (it could not be pickled: {type(unpickled).__name__}: {unpickled})"
+    return CallFailed(text, dumps((trace, pickled)))
+
+
+def _below_this_module(trace: TracebackType | None) -> TracebackType | None:
+    """Leave out the first frames, which are of how the function came to be called."""
+    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return trace
+
+
+def outcome_of(result: bytes | PassError) -> Outcome:
+    """Make of a job's result what its caller gets; what cannot be unpickled becomes an `ExecutionError`.
+
+    Parameters
+    ----------
+    result : bytes or PassError
+        As `SubmittedResult.result` has it.
+
+    Returns
+    -------
+    value, exception
+        One of them None.
+    """
+    try:
+        if not isinstance(result, PassError):
+            return loads(result), None
+        if not isinstance(result, CallFailed):
+            return None, result
+        text = str(result)
+        trace, pickled = loads(result.data)
+    except (Exception, SystemExit) as error:
+        return None, _unreadable("the result of this job could not be unpickled", error)
+    try:
+        raised = loads(pickled) if pickled else ExecutionError(text)
+        if not isinstance(raised, BaseException):
+            raise TypeError(f"expected an exception, found {type(raised).__name__}")
+    except (Exception, SystemExit) as error:
+        raised = _unreadable(text, error)
+    raised.__cause__ = RemoteTraceback(trace)
+    return None, raised
+
+
+def _unreadable(text: str, error: BaseException) -> ExecutionError:
+    made = ExecutionError(f"{text} ({type(error).__name__}: {error})")
+    made.__cause__ = error
+    return made
+
+
+default_registry.register(CALL_ID, _run_call)

@@ -1,0 +1,65 @@
+"""What a job may know of itself, and say, while it runs."""
+
+import threading
+from typing import NamedTuple
+
+from subetha import scheduler
+from subetha._core import JobClaim
+
+__all__ = ["CurrentJob", "current_job", "progress"]
+
+
+class CurrentJob(NamedTuple):
+    """The job that runs in this thread.
+
+    Attributes
+    ----------
+    job_id : int
+    attempt : int
+        1 where it runs for the first time; more where a worker died over it.
+    queue_path : str
+        The directory of its queue.
+    """
+
+    job_id: int
+    attempt: int
+    queue_path: str
+
+
+def progress(done: int, total: int) -> None:
+    """Say how far the job that runs in this thread is; outside of one it does nothing.
+
+    Its submitter reads it by `JobFuture.progress`, anybody by `JobQueue.progress`.
+
+    Parameters
+    ----------
+    done, total : int
+        In any unit, 0 to 2**32 - 1.
+
+    Raises
+    ------
+    TypeError, ValueError
+        One of them is no such number.
+    TransportError
+        The job was taken away from this worker: it was too slow, or stopped for too long. Its result will be refused.
+    """
+    claim = _claim_here()
+    if claim is not None:
+        claim.progress(done, total)
+
+
+def current_job() -> CurrentJob | None:
+    """Tell which job runs in this thread; None outside of the worker thread of a worker process."""
+    claim = _claim_here()
+    if claim is None:
+        return None
+    assert scheduler.running is not None
+    return CurrentJob(claim.job_id, claim.attempts, scheduler.running.queue_path)
+
+
+def _claim_here() -> JobClaim | None:
+    running = scheduler.running
+    if running is None or threading.get_ident() != running.thread:
+        return None
+    claim = running.loop.claim
+    return claim if isinstance(claim, JobClaim) else None
