@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from subetha.dispatcher import MmfWorkloadShape as MmfWorkloadShape
     from subetha.dispatcher import WorkloadShape as WorkloadShape
     from subetha.errors import ArenaFull as ArenaFull
+    from subetha.errors import ArenaTooSmall as ArenaTooSmall
     from subetha.errors import ArgsTooLarge as ArgsTooLarge
+    from subetha.errors import CallFailed as CallFailed
     from subetha.errors import Empty as Empty
     from subetha.errors import ExecutionError as ExecutionError
     from subetha.errors import Full as Full
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from subetha.errors import NotOwner as NotOwner
     from subetha.errors import PassError as PassError
     from subetha.errors import PayloadTooLarge as PayloadTooLarge
+    from subetha.errors import RemoteTraceback as RemoteTraceback
     from subetha.errors import ResultTooLarge as ResultTooLarge
     from subetha.errors import SchedError as SchedError
     from subetha.errors import SubethaError as SubethaError
@@ -47,9 +50,16 @@ if TYPE_CHECKING:
     from subetha.errors import UnknownClosureId as UnknownClosureId
     from subetha.errors import UnsupportedTransportFamily as UnsupportedTransportFamily
     from subetha.errors import WorkerDied as WorkerDied
+    from subetha.executor import Executor as Executor
+    from subetha.executor import default_executor as default_executor
+    from subetha.executor import set_default_executor as set_default_executor
     from subetha.failover import FailoverWatchdog as FailoverWatchdog
     from subetha.failover import ReclaimReport as ReclaimReport
     from subetha.failover import iter_in_flight_bits as iter_in_flight_bits
+    from subetha.futures import JobFuture as JobFuture
+    from subetha.job import CurrentJob as CurrentJob
+    from subetha.job import current_job as current_job
+    from subetha.job import progress as progress
     from subetha.jobqueue import DeadLetter as DeadLetter
     from subetha.jobqueue import JobQueue as JobQueue
     from subetha.jobqueue import QuarantinedJob as QuarantinedJob
@@ -76,6 +86,9 @@ if TYPE_CHECKING:
     from subetha.sidecar import Policy as Policy
     from subetha.sidecar import Sidecar as Sidecar
     from subetha.sidecar import WaitingPolicy as WaitingPolicy
+    from subetha.tasks import Task as Task
+    from subetha.tasks import eager as eager
+    from subetha.tasks import task as task
     from subetha.transport import MessageTransport as MessageTransport
     from subetha.wire import MAX_ARG_LEN as MAX_ARG_LEN
     from subetha.wire import MAX_RESULT_LEN as MAX_RESULT_LEN
@@ -88,16 +101,20 @@ _MODULE_OF = {
     for module, names in {
         "_core": "Claim HeartbeatTable JobClaim Pass SharedDeque SharedHashMap SharedRing SubmittedResult",
         "dispatcher": "Axis DequeVariant MmfDispatcher MmfFamily MmfWorkloadShape WorkloadShape",
-        "errors": "ArenaFull ArgsTooLarge Empty ExecutionError Full HeartbeatError JobTimeout LayoutMismatch MapFull NotOwner "
-        "PassError PayloadTooLarge ResultTooLarge SchedError SubethaError TableFull TransportError UnknownClosureId "
-        "UnsupportedTransportFamily WorkerDied",
+        "errors": "ArenaFull ArenaTooSmall ArgsTooLarge CallFailed Empty ExecutionError Full HeartbeatError JobTimeout "
+        "LayoutMismatch MapFull NotOwner PassError PayloadTooLarge RemoteTraceback ResultTooLarge SchedError SubethaError "
+        "TableFull TransportError UnknownClosureId UnsupportedTransportFamily WorkerDied",
+        "executor": "Executor default_executor set_default_executor",
         "failover": "FailoverWatchdog ReclaimReport iter_in_flight_bits",
+        "futures": "JobFuture",
+        "job": "CurrentJob current_job progress",
         "jobqueue": "DeadLetter JobQueue QuarantinedJob QueueStats",
         "layout": "HeartbeatSnapshot Role",
         "pass_registry": "PassRegistry PassResult execute is_registered register registered_count unregister",
         "scheduler": "BackgroundScheduler ResultCollector Submitter WorkerLoop",
         "sidecar": "AdaptiveInstance FixedPolicy HandshakeHeader InstanceStats NoMigrationPolicy ObservationRing Policy Sidecar "
         "WaitingPolicy",
+        "tasks": "Task eager task",
         "transport": "MessageTransport",
         "wire": "MAX_ARG_LEN MAX_RESULT_LEN PAYLOAD_BYTES PassSlot",
         "worker": "WorkerPool",

@@ -1,0 +1,606 @@
+"""`Executor`: a `concurrent.futures.Executor` whose workers take their jobs from a queue directory.
+
+An executor without `queue` makes a private one in shared memory and keeps a crew of worker processes on it; both are gone
+when it is. One with a queue's directory shares that with other clients and workers, and leaves it where it is.
+
+    Executor -> Client (futures.py) -> queue directory -> worker processes (worker.py), kept alive by a thread
+"""
+
+import asyncio
+import atexit
+import concurrent.futures
+import contextlib
+import fcntl
+import itertools
+import logging
+import os
+import select
+import shutil
+import stat
+import tempfile
+import threading
+import time
+import warnings
+import weakref
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, ParamSpec, TypeVar
+
+from subetha import calls, files, scheduler, worker
+from subetha.errors import Full
+from subetha.futures import Client, Help, JobFuture
+from subetha.jobqueue import JobQueue
+from subetha.layout import reserve_of
+from subetha.logging import RecordReader
+from subetha.transport import backoff
+
+__all__ = ["Executor", "default_executor", "set_default_executor"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+SHARED_MEMORY: Final = "/dev/shm"
+ROOM_BYTES: Final = 128 * 2**20
+"""A private queue goes to disk where shared memory has less room than this."""
+
+PRIVATE_CELLS: Final = 8192
+"""Jobs that a private queue may hold, waiting, running or uncollected."""
+
+ARENA_BYTES: Final = 2**30
+"""What the blocks for long arguments and results may come to."""
+
+PENDING_IN_MAP: Final = 1024
+"""So many jobs of a `map` are handed in before the first of its results is taken, unless `buffersize` says otherwise."""
+
+COLLECT_S: Final = 0.25
+"""Results are collected so often (s) also where nobody asks for any."""
+
+_PREFIX = "subetha-executor-"
+_OWNER, _RECORDS = "owner", "records"
+# What the keeper of a crew is told through its pipe.
+_END, _ABANDONED = b"x", b"a"
+_YOUNG_S = 60
+
+_LOGGER = logging.getLogger("subetha.executor")
+
+
+class Executor(concurrent.futures.Executor):
+    """Runs functions in worker processes; nothing that was submitted is lost when one of them dies.
+
+    It is used as `concurrent.futures.ProcessPoolExecutor` is, with these differences: a job whose worker dies runs again on
+    another one (`WorkerDied` only after `max_attempts` deaths), a dead worker is replaced, functions need not be importable
+    (lambdas, closures and what `__main__` defines travel by value), `submit` waits while the queue is full, `map` goes
+    through endless iterables, and its futures can be awaited.
+
+    Parameters
+    ----------
+    workers : int, optional
+        Worker processes to start; default: one for each processor this process may use. 0 with `queue`: none, the workers
+        are somebody else's (``subetha worker``).
+    queue : path, optional
+        A queue directory to share, made with its defaults where there is none. Default: a private one, in shared memory, which
+        is gone after `shutdown`. Jobs in a shared queue outlive this executor.
+    initializer : callable, optional
+        Called in every worker at its start. Where it raises, every pending future fails with `BrokenProcessPool`.
+    initargs : tuple
+        Its arguments.
+    modules : sequence of str
+        Modules that every worker imports at its start, for the tasks in them.
+    max_attempts : int
+        How often a job may be started before its worker's death ends it.
+    timeout : float, optional
+        Longest run of each job in seconds: after that its worker is killed, and the future fails with `JobTimeout`.
+    max_jobs_per_worker, max_worker_bytes : int, optional
+        A worker that has run so many jobs, or has more resident memory after one, is replaced by a fresh one.
+    log_level : int, optional
+        Least level of what workers log, with a private queue; it reaches this process's loggers (`subetha.logging`). Default:
+        the level of the root logger here.
+    arena_bytes : int
+        For a private queue: bytes of long arguments and results (those over some 180 bytes) in it at one time. Memory is
+        taken only as it is used. A single one may be as large as half of it, at the least.
+
+    Raises
+    ------
+    ValueError, TypeError
+        An argument outside its limits.
+    LayoutMismatch
+        What lies at `queue` is something else.
+    OSError
+        No room for a queue.
+    """
+
+    def __init__(
+        self,
+        workers: int | None = None,
+        *,
+        queue: files.Path | None = None,
+        initializer: Callable[..., object] | None = None,
+        initargs: tuple[Any, ...] = (),
+        modules: Sequence[str] = (),
+        max_attempts: int = 3,
+        timeout: float | None = None,
+        max_jobs_per_worker: int | None = None,
+        max_worker_bytes: int | None = None,
+        log_level: int | None = None,
+        arena_bytes: int = ARENA_BYTES,
+    ) -> None:
+        if workers is None:
+            workers = len(os.sched_getaffinity(0))
+        if isinstance(workers, bool) or not isinstance(workers, int):
+            raise TypeError(f"workers: expected an int, found {type(workers).__name__}")
+        if workers < (0 if queue is not None else 1):
+            raise ValueError(
+                f"workers: expected an int greater than 0 (or 0 with a queue whose workers are started elsewhere), found {workers}"
+            )
+        if initializer is not None and not callable(initializer):
+            raise TypeError(f"initializer: expected a callable, found {type(initializer).__name__}")
+        if isinstance(modules, str):
+            raise TypeError("modules: expected a sequence of names, found one str; write (name,)")
+        if log_level is None:
+            log_level = logging.getLogger().getEffectiveLevel()
+        elif isinstance(log_level, bool) or not isinstance(log_level, int):
+            raise TypeError(f"log_level: expected an int as logging.INFO is, found {type(log_level).__name__}")
+        limits = max_jobs_per_worker, max_worker_bytes
+        for name, most in (("max_jobs_per_worker", max_jobs_per_worker), ("max_worker_bytes", max_worker_bytes)):
+            if most is not None and (isinstance(most, bool) or not isinstance(most, int)):
+                raise TypeError(f"{name}: expected an int, found {type(most).__name__}")
+            if most is not None and most < 1:
+                raise ValueError(f"{name}: expected an int greater than 0, found {most}")
+        self._options = calls.Options(1, timeout, max_attempts)
+        # None: all, since others' workers are to know whatever comes to a shared queue
+        self._modules = None if queue is not None else frozenset(modules)
+        started = None if initializer is None else calls.dumps((initializer, tuple(initargs)))
+        # the first one runs what brings its function along
+        self._crew = _Crew(workers, queue, (calls.__name__, *modules), started, limits, log_level, arena_bytes)
+        self._client = self._crew.client
+        _alive.add(self._crew)
+        weakref.finalize(self, self._crew.abandon).atexit = False
+
+    @property
+    def queue(self) -> str:
+        """The queue's directory."""
+        return self._crew.directory
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> JobFuture[T]:
+        """Hand ``fn(*args, **kwargs)`` in and return its future; waits while the queue is full.
+
+        What cannot be pickled, or is larger than the arena, fails the future.
+
+        Raises
+        ------
+        RuntimeError
+            The executor was shut down.
+        BrokenProcessPool
+            Its workers cannot be started any more.
+        """
+        return self._submit(fn, args, kwargs, wait=True)
+
+    def _submit(
+        self, fn: Callable[..., T], args: Sequence[object], kwargs: Mapping[str, object], *, wait: bool
+    ) -> JobFuture[T]:
+        self._crew.check_open()
+        closure_id = calls.CALL_ID
+        function: Callable[..., T] | None = fn
+        chosen = self._options
+        if isinstance(fn, calls.Registered):
+            chosen = fn.job_options.over(chosen)
+            if self._modules is None or fn.__module__ in self._modules:
+                closure_id, function = fn.closure_id, None
+        try:
+            data = calls.encode_call(function, args, kwargs)
+        except Exception as error:
+            return JobFuture.finished(None, error)
+        return self._client.submit(closure_id, data, chosen, wait=wait)
+
+    def map(
+        self,
+        fn: Callable[..., T],
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+        buffersize: int | None = None,
+    ) -> Iterator[T]:
+        """Call `fn` with the items of each of the iterables, in workers, and give the results in order.
+
+        Parameters
+        ----------
+        fn : callable
+        *iterables : iterable
+            Read as far as `buffersize` goes beyond the results taken, so they may be endless.
+        timeout : float, optional
+            Seconds from this call until the last result; `TimeoutError` after that.
+        chunksize : int
+            So many calls make one job. They fail and run again together.
+        buffersize : int, optional
+            Most jobs handed in whose results have not been taken; default 1024, or what the queue lets one client hold.
+
+        Raises
+        ------
+        ValueError
+            `chunksize` or `buffersize` is less than 1.
+        """
+        if chunksize < 1:
+            raise ValueError(f"chunksize must be >= 1, not {chunksize}")
+        most = self._most_in_map(buffersize)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        calls_ = zip(*iterables, strict=False)
+        if chunksize == 1:
+            jobs = (self.submit(fn, *items) for items in calls_)
+            return _results(jobs, most, deadline)
+        chunks = iter(lambda: tuple(itertools.islice(calls_, chunksize)), ())
+        jobs_of_many = (self.submit(_call_each, fn, chunk) for chunk in chunks)
+        return _flattened(_results(jobs_of_many, most, deadline))
+
+    async def asubmit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Hand ``fn(*args, **kwargs)`` in and await its result; the event loop goes on also while the queue is full.
+
+        Cancelling it cancels a job that waits.
+
+        Raises
+        ------
+        Exception
+            As `submit`, and what the function raises.
+        """
+        return await (await self._submit_without_blocking(fn, args, kwargs))
+
+    async def _submit_without_blocking(
+        self, fn: Callable[..., T], args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> JobFuture[T]:
+        pauses = backoff()
+        while True:
+            try:
+                return self._submit(fn, args, kwargs, wait=False)
+            except Full:
+                await asyncio.sleep(next(pauses))
+
+    async def amap(
+        self, fn: Callable[..., T], *iterables: Iterable[Any], buffersize: int | None = None
+    ) -> AsyncIterator[T]:
+        """Call `fn` with the items of each of the iterables, in workers; give the results in order to an ``async for``.
+
+        Parameters
+        ----------
+        buffersize : int, optional
+            Most jobs handed in whose results have not been taken; default 1024, or what the queue lets one client hold.
+        """
+        most = self._most_in_map(buffersize)
+        waiting: deque[JobFuture[T]] = deque()
+        try:
+            for items in zip(*iterables, strict=False):
+                waiting.append(await self._submit_without_blocking(fn, items, {}))
+                if len(waiting) == most:
+                    yield await waiting.popleft()
+            while waiting:
+                yield await waiting.popleft()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+    def _most_in_map(self, buffersize: int | None) -> int:
+        if buffersize is not None and buffersize < 1:
+            raise ValueError(f"buffersize must be >= 1, not {buffersize}")
+        return min(buffersize or PENDING_IN_MAP, max(1, self._client.queue.quota // 2))
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Take no more jobs; when those that are pending are done, end the workers and, where it is private, the queue.
+
+        Parameters
+        ----------
+        wait : bool
+            Return when all that has happened, otherwise at once.
+        cancel_futures : bool
+            Cancel what waits.
+        """
+        self._crew.refuse()
+        if cancel_futures:
+            self._client.cancel_all()
+        if wait:
+            self._crew.finish()
+        else:
+            self._crew.finish_later()
+
+
+def _call_each(fn: Callable[..., T], chunk: Sequence[tuple[Any, ...]]) -> list[T]:
+    return [fn(*items) for items in chunk]
+
+
+def _results(jobs: Iterator[JobFuture[T]], most: int, deadline: float | None) -> Iterator[T]:
+    """Hand in the first `most` jobs now, and each of the others when a result has been taken."""
+    waiting = deque(itertools.islice(jobs, most))
+
+    def results() -> Iterator[T]:
+        try:
+            while waiting:
+                # in no variable here, so that nothing refers to a result that was given out
+                yield _next_result(waiting, jobs, deadline)
+        finally:
+            for future in waiting:
+                future.cancel()
+
+    return results()
+
+
+def _next_result(waiting: deque[JobFuture[T]], jobs: Iterator[JobFuture[T]], deadline: float | None) -> T:
+    future = waiting.popleft()
+    try:
+        value = future.result(None if deadline is None else max(0.0, deadline - time.monotonic()))
+    finally:
+        future.cancel()
+    waiting.extend(itertools.islice(jobs, 1))
+    return value
+
+
+def _flattened(chunks: Iterator[list[T]]) -> Iterator[T]:
+    for chunk in chunks:
+        chunk.reverse()
+        while chunk:
+            yield chunk.pop()
+
+
+class _Crew:
+    """What an executor runs on: queue, client, worker processes. It outlives the executor until its last job is done."""
+
+    def __init__(
+        self,
+        workers: int,
+        queue: files.Path | None,
+        modules: tuple[str, ...],
+        started: bytes | None,
+        limits: tuple[int | None, int | None],
+        log_level: int,
+        arena_bytes: int,
+    ) -> None:
+        self.is_private = queue is None
+        self._owner_fd = -1
+        if queue is None:
+            self.directory, self._owner_fd = _make_private_directory()
+        else:
+            self.directory = os.path.abspath(os.fsdecode(queue))
+        self._pid = os.getpid()
+        self._refusal = ""
+        self._finishing = threading.Lock()
+        self._is_finished = False
+        self._later: threading.Thread | None = None
+        try:
+            help_ = None
+            if scheduler.running is not None:
+                help_ = Help(scheduler.running.loop.serve_one, scheduler.running.thread)
+            self.client = Client(_open_queue(self.directory, self.is_private, arena_bytes), help_)
+            self._records = RecordReader(os.path.join(self.directory, _RECORDS)) if self.is_private else None
+            self._reader, self._writer = os.pipe2(os.O_CLOEXEC)
+            os.set_blocking(self._reader, False)
+            self.has_workers = workers > 0
+            pool = None
+            if workers:
+                pool = worker.WorkerPool(
+                    modules,
+                    self.directory,
+                    workers,
+                    initializer=started,
+                    log_ring=os.path.join(self.directory, _RECORDS) if self.is_private else None,
+                    log_level=log_level,
+                    wake_fd=self._reader,
+                    report=_LOGGER.warning,
+                    max_jobs=limits[0],
+                    max_bytes=limits[1],
+                )
+            self._keeper = threading.Thread(target=self._keep, args=(pool,), name="subetha-keeper", daemon=True)
+            self._keeper.start()
+        except BaseException:
+            self._remove()
+            raise
+
+    def _keep(self, pool: worker.WorkerPool | None) -> None:
+        """Start the workers and keep them alive until the executor ends; a thread."""
+        try:
+            with contextlib.nullcontext() if pool is None else pool:
+                while True:
+                    if pool is None:
+                        select.select([self._reader], [], [], COLLECT_S)
+                    else:
+                        pool.poll(COLLECT_S)
+                    if len(self.client):
+                        # results that nobody waits for hold cells and blocks
+                        self.client.collect_what_is_there()
+                    if self._records is not None:
+                        self._records.read()
+                    told = self._read()
+                    if _END in told:
+                        return
+                    if _ABANDONED in told:
+                        self.finish_later()
+        except worker.WorkerPoolBroken as error:
+            self.client.fail(error)
+        except BaseException as error:
+            _LOGGER.exception("the thread that keeps the workers alive ended")
+            broken = worker.WorkerPoolBroken(
+                f"the thread that keeps the workers alive ended: {type(error).__name__}: {error}"
+            )
+            broken.__cause__ = error
+            self.client.fail(broken)
+
+    def _read(self) -> bytes:
+        try:
+            return os.read(self._reader, 64)
+        except BlockingIOError:
+            return b""
+
+    def check_open(self) -> None:
+        if self._refusal:
+            raise RuntimeError(f"cannot schedule new futures after {self._refusal}")
+        if self.is_of_another_process():
+            raise RuntimeError(
+                f"this executor belongs to process {self._pid}, of which this one ({os.getpid()}) is a fork: make another Executor"
+            )
+        self.client.check()
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self._refusal)
+
+    def is_of_another_process(self) -> bool:
+        return os.getpid() != self._pid
+
+    def refuse(self, why: str = "shutdown") -> None:
+        self._refusal = self._refusal or why
+
+    def finish(self) -> None:
+        """Wait for what is pending, end the workers, remove what is private. Idempotent, from any thread."""
+        self.refuse()
+        if self.is_of_another_process():
+            return
+        with self._finishing:
+            if self._is_finished:
+                return
+            self.client.wait_for_all()
+            self._end()
+
+    def _end(self) -> None:
+        os.write(self._writer, _END)
+        self._keeper.join()
+        if self._records is not None:
+            self._records.read()
+            self._records.close()
+        self.client.close()
+        os.close(self._reader)
+        os.close(self._writer)
+        self._is_finished = True
+        _alive.discard(self)
+        self._remove()
+
+    def finish_later(self) -> None:
+        if self._is_finished or self._later is not None:
+            return
+        self._later = threading.Thread(target=self.finish, name="subetha-shutdown", daemon=True)
+        # No thread can be started while the interpreter ends; then `end_with_interpreter` does it.
+        with contextlib.suppress(RuntimeError):
+            self._later.start()
+
+    def abandon(self) -> None:
+        """The executor is gone without a shutdown. A garbage collection calls this, in a thread that may hold any lock."""
+        self.refuse()
+        if not self._is_finished and not self.is_of_another_process():
+            os.write(self._writer, _ABANDONED)
+
+    def end_with_interpreter(self) -> None:
+        if self.is_of_another_process():
+            return
+        self.refuse("interpreter shutdown")
+        if not self.has_workers:
+            # Others' workers do these jobs, perhaps much later; they do not need this process for it.
+            self.client.fail(
+                RuntimeError("the interpreter ends; the job stays in its queue, and its result is dropped")
+            )
+        self.finish()
+
+    def _remove(self) -> None:
+        if self._owner_fd >= 0:
+            shutil.rmtree(self.directory, ignore_errors=True)
+            os.close(self._owner_fd)
+            self._owner_fd = -1
+
+
+_alive: "set[_Crew]" = set()
+_choosing = threading.Lock()
+_default: Executor | None = None
+_chosen: Executor | None = None
+
+
+def default_executor() -> Executor:
+    """Give the executor that tasks go to where nothing else is said.
+
+    It is the one given to `set_default_executor`; in a job, one on the queue that the job came from; else, where the
+    environment has ``SUBETHA_QUEUE``, one on that queue directory without workers of its own; else a private `Executor`. Made
+    at the first call.
+    """
+    global _default
+    with _choosing:
+        if (
+            _default is None
+            or _default._crew.is_of_another_process()
+            or (_default is not _chosen and _default._crew.is_over)
+        ):
+            directory = (scheduler.running and scheduler.running.queue_path) or os.environ.get("SUBETHA_QUEUE")
+            _default = Executor() if not directory else Executor(0, queue=directory)
+        return _default
+
+
+def set_default_executor(executor: Executor | None) -> None:
+    """Let tasks of this process go to `executor` where nothing else is said; None: as `default_executor` finds it."""
+    global _default, _chosen
+    if executor is not None and not isinstance(executor, Executor):
+        raise TypeError(f"executor: expected an Executor or None, found {type(executor).__name__}")
+    with _choosing:
+        _default = _chosen = executor
+
+
+def _end_with_interpreter() -> None:
+    for crew in list(_alive):
+        crew.end_with_interpreter()
+
+
+atexit.register(_end_with_interpreter)
+
+
+def _open_queue(directory: str, is_private: bool, arena_bytes: int) -> JobQueue:
+    if not is_private:
+        worker.see_that_there_is_a_queue(directory, None)
+        return JobQueue.open(directory)
+    return JobQueue.create(
+        directory, PRIVATE_CELLS, arena_bytes=arena_bytes, quota=PRIVATE_CELLS - reserve_of(PRIVATE_CELLS)
+    )
+
+
+def _make_private_directory() -> tuple[str, int]:
+    """A directory for a queue of this process, and the descriptor whose lock says that it is in use."""
+    parent = _parent_of_private_directories()
+    _remove_abandoned(parent)
+    directory = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
+    fd = os.open(os.path.join(directory, _OWNER), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return directory, fd
+
+
+def _parent_of_private_directories() -> str:
+    try:
+        room = os.statvfs(SHARED_MEMORY)
+    except OSError as error:
+        why = f"it cannot be used ({error.strerror})"
+    else:
+        free = room.f_bavail * room.f_frsize
+        if free >= ROOM_BYTES and os.access(SHARED_MEMORY, os.W_OK | os.X_OK):
+            return SHARED_MEMORY
+        why = f"it has {free >> 20} MiB free, and {ROOM_BYTES >> 20} MiB are wanted"
+    parent = tempfile.gettempdir()
+    warnings.warn(
+        f"an executor's queue would be faster in {SHARED_MEMORY}, but {why}; it goes to {parent}. In a container, give it more "
+        "(docker run --shm-size=1g; in Kubernetes an emptyDir of medium Memory mounted there)",
+        RuntimeWarning,
+        stacklevel=5,
+    )
+    return parent
+
+
+def _remove_abandoned(parent: str) -> None:
+    """Remove private directories whose processes were killed."""
+    with contextlib.suppress(OSError), os.scandir(parent) as entries:
+        for entry in entries:
+            if entry.name.startswith(_PREFIX) and entry.is_dir(follow_symlinks=False):
+                with contextlib.suppress(OSError):
+                    _remove_if_abandoned(entry.path)
+
+
+def _remove_if_abandoned(directory: str) -> None:
+    found = os.lstat(directory)
+    # One that is just being made has no owner's lock yet.
+    if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode) or time.time() - found.st_mtime < _YOUNG_S:
+        return
+    with contextlib.ExitStack() as closing:
+        try:
+            fd = os.open(os.path.join(directory, _OWNER), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            pass
+        else:
+            closing.callback(os.close, fd)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(directory, ignore_errors=True)

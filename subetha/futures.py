@@ -1,0 +1,572 @@
+"""Futures of jobs, and the client that hands jobs in and collects what comes of them.
+
+A client's results come to one mailbox. Whoever waits for one of its futures collects from it, for all of them (the leader);
+a second thread that waits sleeps until its own result is there or the leader goes and it takes over. Where nobody waits in
+`JobFuture.result`, but callbacks, `concurrent.futures.wait` or an event loop are to hear of a future, a thread of the client
+leads. So a plain ``submit(...).result()`` has no thread between the mailbox and its caller.
+
+    submit --> pending --result collected--> finished
+                  |
+                  +--cancelled in its cell--> cancelled
+
+A result is taken from the mailbox once, and from `Client._taken` when its future has it: a Ctrl-C in between loses nothing.
+"""
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Generator
+from concurrent.futures import CancelledError, Future, InvalidStateError
+from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures._base import CANCELLED_AND_NOTIFIED, FINISHED, PENDING
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from subetha._core import Pass, SubmittedResult
+from subetha.calls import Options, Outcome, outcome_of
+from subetha.errors import ArenaFull, ArenaTooSmall, Empty, ExecutionError, Full, PassError
+from subetha.jobqueue import JobQueue
+from subetha.layout import STATE_SHIFT, CellState
+
+__all__ = ["Client", "JobFuture"]
+
+T = TypeVar("T")
+
+BATCH = 256
+"""So many results are taken in a row before anything else is looked at."""
+
+LOOK_S = 0.25
+"""A leader looks so often (s) whether what it waits for was settled by another thread."""
+
+ROOM_S = 0.05
+"""A submit that waits for room collects results in between, so often (s)."""
+
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.0002, 0.01
+"""A job that waits for another one looks so often (s) for one that it could run meanwhile."""
+
+_LOGGER = logging.getLogger("subetha.futures")
+
+# Held for the moment in which a future gets a condition, or its end without having one.
+_making = threading.Lock()
+
+
+class JobFuture(Future[T], Generic[T]):
+    """What a submitted job will come to: a `concurrent.futures.Future` that can also be awaited.
+
+    Not made directly: `Executor.submit` and a task's `submit` give them.
+
+    Attributes
+    ----------
+    job_id : int or None
+        The job's number in its queue; None where it was never handed in, since its arguments could not be pickled.
+    """
+
+    # What the base class keeps is made when somebody asks for it: most futures live without a lock of their own.
+    _state = PENDING
+    _told = 0  # of the waiters
+
+    def __init__(self, client: "Client | None", job_id: int | None = None) -> None:
+        # None where it is done from the beginning; then nobody asks it
+        self._client: Client = client  # type: ignore[assignment]
+        self.job_id = job_id
+        self._arrived: bytes | PassError | None = None
+
+    @classmethod
+    def finished(cls, value: Any, error: BaseException | None) -> "JobFuture[Any]":
+        """Make one that is done: of a job that was not handed in."""
+        future: JobFuture[Any] = cls(None)
+        future.__dict__["_made_outcome"] = value, error
+        future._state = FINISHED
+        return future
+
+    # ---- what the base class's own methods, and `wait`, `as_completed` and asyncio, work on ----
+
+    @property
+    def _condition(self) -> threading.Condition:  # type: ignore[override]
+        """Whoever takes it wants to be told, and does not collect."""
+        condition = self._own_condition()
+        if self._state == PENDING:
+            self._client.serve(self)
+        return condition
+
+    def _own_condition(self) -> threading.Condition:
+        found: threading.Condition | None = self.__dict__.get("_made_condition")
+        if found is None:
+            with _making:
+                found = self.__dict__.setdefault("_made_condition", threading.Condition())
+        return found
+
+    @property
+    def _waiters(self) -> list[Any]:  # type: ignore[override]
+        made: list[Any] = self.__dict__.setdefault("_made_waiters", [])
+        return made
+
+    @property
+    def _done_callbacks(self) -> list[Callable[["JobFuture[T]"], object]]:
+        made: list[Callable[[JobFuture[T]], object]] = self.__dict__.setdefault("_made_callbacks", [])
+        return made
+
+    @property
+    def _result(self) -> T | None:  # type: ignore[override]
+        return self._outcome()[0] if self._state == FINISHED else None
+
+    @property
+    def _exception(self) -> BaseException | None:  # type: ignore[override]
+        return self._outcome()[1] if self._state == FINISHED else None
+
+    def _outcome(self) -> Outcome:
+        """Unpickled at the first look, by whoever looks."""
+        arrived = self._arrived
+        found: Outcome | None = self.__dict__.get("_made_outcome")
+        if found is None:
+            assert arrived is not None
+            # the first of several threads decides, so that all see one object
+            found = self.__dict__.setdefault("_made_outcome", outcome_of(arrived))
+            self._arrived = None
+        return found
+
+    def _settle(self, state: str, arrived: bytes | PassError | None = None) -> None:
+        """May be called again with the same arguments, after a Ctrl-C in it: what was left undone is done then."""
+        # Whoever is to be told makes the condition before it looks at the state: either it finds the one set here, or this
+        # finds the condition, and then both change and look while they hold that.
+        with _making:
+            condition: threading.Condition | None = self.__dict__.get("_made_condition")
+            if condition is None:
+                if self._state == PENDING:
+                    self._arrived = arrived
+                    self._state = state
+                return
+        with condition:
+            if self._state == PENDING:
+                self._arrived = arrived
+                self._state = state
+            waiters = self.__dict__.get("_made_waiters", ())
+            while self._told < len(waiters):
+                waiter = waiters[self._told]
+                self._told += 1
+                if state != FINISHED:
+                    waiter.add_cancelled(self)
+                elif isinstance(arrived, PassError):
+                    waiter.add_exception(self)
+                else:
+                    waiter.add_result(self)
+            condition.notify_all()
+            callbacks: list[Callable[[JobFuture[T]], object]] = self.__dict__.get("_made_callbacks", [])
+        while callbacks:
+            self._call_back(callbacks.pop(0))
+
+    def _call_back(self, callback: Callable[["JobFuture[T]"], object]) -> None:
+        try:
+            callback(self)
+        except BaseException:
+            # It runs in whichever thread collects, which has others to serve.
+            _LOGGER.exception("exception calling callback for %r", self)
+
+    # ---- what users call ----
+
+    def cancel(self) -> bool:
+        """Take the job back, where no worker has it yet.
+
+        Returns
+        -------
+        bool
+            Whether it is cancelled; False where it runs or is done.
+        """
+        if self._state == PENDING:
+            self._client.cancel(self)
+        return self._state == CANCELLED_AND_NOTIFIED
+
+    def cancelled(self) -> bool:
+        return self._state == CANCELLED_AND_NOTIFIED
+
+    def running(self) -> bool:
+        """Whether a worker has the job now. Looks into the queue."""
+        return self._state == PENDING and self._client.state_of(self) == CellState.TAKEN
+
+    def progress(self) -> tuple[int, int] | None:
+        """How far the job says that it is (`subetha.progress`): done and total; None where it does not run, or says nothing."""
+        return self._client.queue.progress(self.job_id) if self._state == PENDING and self.job_id is not None else None
+
+    def done(self) -> bool:
+        if self._state == PENDING:
+            self._client.collect_what_is_there()
+        return self._state != PENDING
+
+    def result(self, timeout: float | None = None) -> T:
+        """Wait for the job and return what its function returned, or raise what it raised.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds; None waits for ever.
+
+        Raises
+        ------
+        TimeoutError
+            It is not done after `timeout` seconds; it goes on.
+        CancelledError
+            It was cancelled.
+        Exception
+            What the function raised, with the traceback of the worker as its `__cause__`; `WorkerDied` or `JobTimeout`
+            where the job ended otherwise.
+        """
+        try:
+            value, raised = self._finished(timeout)
+            if raised is not None:
+                raise raised
+            return value  # type: ignore[no-any-return]
+        finally:
+            # the traceback in a raised exception would refer to this frame, and this frame to the future that has it
+            raised = self = None  # type: ignore[assignment]
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for the job and return what its function raised, or None. Otherwise as `result`."""
+        return self._finished(timeout)[1]
+
+    def _finished(self, timeout: float | None) -> Outcome:
+        if self._state == PENDING:
+            self._client.wait_for(self, timeout)
+        if self._state == CANCELLED_AND_NOTIFIED:
+            raise CancelledError
+        if self._state != FINISHED:
+            raise FutureTimeout(f"job {self.job_id} is not done after {timeout} s")
+        return self._outcome()
+
+    def add_done_callback(self, fn: Callable[["JobFuture[T]"], object]) -> None:
+        """Call ``fn(self)`` when the job is done or cancelled; at once where it is. What it raises is logged."""
+        with self._condition:
+            if self._state == PENDING:
+                self._done_callbacks.append(fn)
+                return
+        self._call_back(fn)
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return asyncio.wrap_future(self).__await__()
+
+    def set_running_or_notify_cancel(self) -> bool:
+        raise InvalidStateError("the state of a job's future is set by its queue alone")
+
+    def set_result(self, result: T) -> None:
+        raise InvalidStateError("the result of a job's future is set by its queue alone")
+
+    def set_exception(self, exception: BaseException | None) -> None:
+        raise InvalidStateError("the exception of a job's future is set by its queue alone")
+
+
+class Help(NamedTuple):
+    """What a worker does while a job of it waits for another one, so that they do not all wait.
+
+    Attributes
+    ----------
+    serve_one : callable
+        Runs a job that waits, if there is one; whether there was.
+    thread : int
+        The thread (`threading.get_ident`) that jobs run in.
+    """
+
+    serve_one: Callable[[], bool]
+    thread: int
+
+
+class Client:
+    """Hands jobs to a queue and collects what comes of them. For any number of threads.
+
+    Parameters
+    ----------
+    queue : JobQueue
+        A handle that nobody else receives from. `close` closes it.
+    help_ : Help, optional
+        In a worker process: how to help with other jobs while one waits.
+    """
+
+    def __init__(self, queue: JobQueue, help_: Help | None = None) -> None:
+        self.queue = queue
+        self._help = help_
+        self._pending: dict[int, JobFuture[Any]] = {}
+        # Results out of the mailbox whose futures have not been told. Only for the leader.
+        self._taken: list[SubmittedResult] = []
+        # Results that came before their future was entered; its submitter looks here after that.
+        self._early: dict[int, bytes | PassError] = {}
+        self._leads = threading.Lock()
+        self._followers: dict[int, JobFuture[Any]] = {}
+        self._served: set[JobFuture[Any]] = set()
+        self._is_needed = threading.Event()
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self._closed = False
+        self._pid = os.getpid()
+
+    def __len__(self) -> int:
+        """How many futures are pending."""
+        return len(self._pending)
+
+    def check(self) -> None:
+        """Raise what `fail` was called with."""
+        if self._failure is not None:
+            raise self._failure
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                f"this future belongs to process {self._pid}, which forked this one ({os.getpid()}); its result goes there"
+            )
+
+    def submit(self, closure_id: int, data: bytes, options: Options, *, wait: bool = True) -> JobFuture[Any]:
+        """Hand a job in and give its future; waits while there is no room, collecting results meanwhile.
+
+        Raises
+        ------
+        Full
+            There is no room, and `wait` is False.
+        ArenaTooSmall
+            The arguments are longer than any block.
+        ArenaFull
+            No block is left, and none is held by jobs of this client, so it would be of no use to wait for these.
+        """
+        pass_ = Pass(closure_id, data)
+        try:
+            job_id = self._try_submit(pass_, options, 0)
+        except ArenaTooSmall:
+            raise
+        except (ArenaFull, Full) as error:
+            if isinstance(error, ArenaFull) and not self._pending:
+                # nothing of its own could make room
+                raise
+            if not wait:
+                self.collect_what_is_there()
+                raise
+            job_id = self._submit_when_room(pass_, options)
+        future: JobFuture[Any] = JobFuture(self, job_id)
+        self._pending[job_id] = future
+        if job_id in self._early:
+            self._settle_early(job_id)
+        if self._failure is not None:
+            self.fail(self._failure)
+        return future
+
+    def _try_submit(self, pass_: Pass, options: Options, wait: float) -> int:
+        return self.queue.submit(
+            pass_,
+            priority=1 if options.priority is None else options.priority,
+            timeout=options.timeout,
+            max_attempts=options.max_attempts or 3,
+            wait=wait,
+        )
+
+    def _submit_when_room(self, pass_: Pass, options: Options) -> int:
+        while True:
+            wait = ROOM_S
+            if self._leads.acquire(blocking=False):
+                # It may be this client's own results that take the room.
+                wait = 0.0
+                try:
+                    self._collect(ROOM_S)
+                finally:
+                    self._step_down()
+            try:
+                return self._try_submit(pass_, options, wait)
+            except ArenaFull:
+                if not self._pending:
+                    raise
+                # its own jobs hold blocks, and their results come by whoever leads
+                time.sleep(wait)
+            except Full:
+                pass
+            self.check()
+
+    def cancel(self, future: JobFuture[Any]) -> None:
+        """Cancel the future's job where it waits."""
+        self._check_process()
+        assert future.job_id is not None
+        if self.queue.cancel(future.job_id):
+            self._settle(future.job_id, future, CANCELLED_AND_NOTIFIED, None)
+
+    def cancel_all(self) -> None:
+        """Cancel every job that waits."""
+        for future in list(self._pending.values()):
+            self.cancel(future)
+
+    def state_of(self, future: JobFuture[Any]) -> CellState | None:
+        """Find the state of the cell that a future's job is in; None where there is none."""
+        cells = self.queue.cells()
+        found = cells["word"][cells["job_id"] == future.job_id]
+        states = [CellState(int(word >> STATE_SHIFT) & 0xF) for word in found if word >> STATE_SHIFT & 0xF]
+        return next((state for state in states if state == CellState.TAKEN), states[0] if states else None)
+
+    def serve(self, future: JobFuture[Any]) -> None:
+        """Have the client's own thread collect until `future` is done, where nobody else does."""
+        self._check_process()
+        if future._state != PENDING or future in self._served:
+            return
+        self._served.add(future)
+        if future._state != PENDING:
+            self._served.discard(future)
+            return
+        if self._thread is None:
+            with self._starting:
+                if self._thread is None:
+                    thread = threading.Thread(target=self._run, name="subetha-collector", daemon=True)
+                    thread.start()
+                    self._thread = thread
+        self._is_needed.set()
+
+    def wait_for(self, future: JobFuture[Any], timeout: float | None) -> None:
+        """Wait until `future` is settled, or `timeout` seconds; collects for all where nobody else does."""
+        self._check_process()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        if self._help is not None and threading.get_ident() == self._help.thread:
+            self._help_until(future, self._help.serve_one, deadline)
+            return
+        while future._state == PENDING:
+            left = LOOK_S if deadline is None else min(LOOK_S, deadline - time.monotonic())
+            if self._leads.acquire(blocking=False):
+                try:
+                    while future._state == PENDING:
+                        self._collect(max(0.0, left))
+                        left = LOOK_S if deadline is None else min(LOOK_S, deadline - time.monotonic())
+                        if left <= 0:
+                            break
+                finally:
+                    self._step_down()
+            elif left > 0:
+                self._follow(future, left)
+            if left <= 0:
+                return
+
+    def _help_until(self, future: JobFuture[Any], serve_one: Callable[[], bool], deadline: float | None) -> None:
+        """As `wait_for`, in a job: the one waited for may be waiting for this very worker."""
+        pause = SHORTEST_PAUSE_S
+        while future._state == PENDING:
+            if serve_one():
+                pause = SHORTEST_PAUSE_S
+                continue
+            left = pause if deadline is None else min(pause, deadline - time.monotonic())
+            if self._leads.acquire(blocking=False):
+                try:
+                    self._collect(max(0.0, left))
+                finally:
+                    self._step_down()
+            elif left > 0:
+                self._follow(future, left)
+            if left <= 0:
+                return
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    def _follow(self, future: JobFuture[Any], timeout: float) -> None:
+        """Sleep until `future` is settled, or the leader has gone, or for `timeout` seconds.
+
+        Never for longer than `LOOK_S`: the one whom a leader woke to follow it may have had to leave at that moment.
+        """
+        condition = future._own_condition()
+        with condition:
+            self._followers[id(future)] = future
+            # A leader that goes looks at the followers after it has let go of the lead.
+            if future._state == PENDING and self._leads.locked():
+                condition.wait(timeout)
+            self._followers.pop(id(future), None)
+
+    def _step_down(self) -> None:
+        """Let go of the lead, and let another one take it who needs it."""
+        self._leads.release()
+        for future in list(self._followers.values()):
+            if future._state == PENDING:
+                condition = future._own_condition()
+                with condition:
+                    condition.notify_all()
+                return
+        if self._served:
+            self._is_needed.set()
+
+    def collect_what_is_there(self) -> None:
+        """Take the results that are there; does not wait for any, nor for another thread that collects."""
+        if self._leads.acquire(blocking=False):
+            try:
+                self._collect(0)
+            finally:
+                self._step_down()
+
+    def _collect(self, timeout: float) -> None:
+        """Wait for a result up to `timeout` seconds, and settle the futures of all that are there. Only for the leader."""
+        taken = self._taken
+        if not taken:
+            try:
+                self.queue._recv_into(taken, BATCH, timeout)
+            except Empty:
+                return
+            except Exception as error:
+                # Nothing more will come to this handle, so nobody may go on waiting for it.
+                self.fail(error)
+                return
+            taken.reverse()
+        while taken:
+            result = taken[-1]
+            future = self._pending.get(result.token)
+            if future is not None:
+                self._settle(result.token, future, FINISHED, result.result)
+            else:
+                self._early[result.token] = result.result
+                self._settle_early(result.token)
+            taken.pop()
+
+    def _settle(self, job_id: int, future: JobFuture[Any], state: str, arrived: bytes | PassError | None) -> None:
+        future._settle(state, arrived)
+        self._served.discard(future)
+        self._pending.pop(job_id, None)
+
+    def _settle_early(self, job_id: int) -> None:
+        """Bring together a result and a future that came at the same time; whoever sees both does it, perhaps both do."""
+        future = self._pending.get(job_id)
+        arrived = self._early.get(job_id)
+        if future is not None and arrived is not None:
+            self._settle(job_id, future, FINISHED, arrived)
+            self._early.pop(job_id, None)
+
+    def _run(self) -> None:
+        """Collect while a future is to be told of that nobody waits for."""
+        while True:
+            self._is_needed.wait()
+            self._is_needed.clear()
+            if self._closed:
+                return
+            while self._served and not self._closed:
+                self._leads.acquire()
+                try:
+                    while self._served and not self._closed:
+                        self._collect(LOOK_S)
+                finally:
+                    self._step_down()
+
+    def wait_for_all(self, timeout: float | None = None) -> bool:
+        """Wait until nothing is pending; whether that is so."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self._pending:
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return False
+            try:
+                future = next(iter(self._pending.values()))
+            except (StopIteration, RuntimeError):
+                # settled, or changed, just now by another thread
+                continue
+            self.wait_for(future, left)
+        return True
+
+    def fail(self, error: BaseException) -> None:
+        """Let everything that is pending, and all that is submitted later, fail with `error`: no result can come any more."""
+        self._failure = error
+        for job_id, future in list(self._pending.items()):
+            future.__dict__.setdefault("_made_outcome", (None, error))
+            self._settle(job_id, future, FINISHED, ExecutionError(str(error)))
+
+    def close(self) -> None:
+        """Close the handle; what is pending fails."""
+        self._closed = True
+        self._is_needed.set()
+        self.queue.close()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+        if self._pending:
+            self.fail(RuntimeError("the executor was shut down before this job was done"))
