@@ -150,8 +150,9 @@ cdef class QueueWorld(World):
             word = load_acquire_u64(cell_word(&q.cells, i))
             if word_owner(word) == q.owner and word_state(word) == TAKEN:
                 clean = queue_put_back(q, i, word) == OK and clean
+                word = load_acquire_u64(cell_word(&q.cells, i))
             if word_owner(word) == q.owner and word_is_one_of(word, 1 << FENCED | 1 << OVERDUE):
-                job_free_if(q, i, word)
+                job_discard(q, i, word)
         if box != NULL:
             # P2: as in give_up
             cas_seq_cst_u64(
