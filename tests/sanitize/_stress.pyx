@@ -16,6 +16,7 @@ from libc.string cimport memcpy, memset
 from subetha._atomics cimport *
 from subetha._blocks cimport *
 from subetha._cells cimport *
+from subetha._deque cimport *
 from subetha._handshake cimport *
 from subetha._heartbeat cimport *
 from subetha._lapse cimport *
@@ -27,6 +28,7 @@ from subetha._recovery cimport *
 from subetha._repair cimport *
 from subetha._rescue cimport *
 from subetha._ring cimport *
+from subetha._shareddeque cimport *
 from subetha._sharedring cimport *
 from subetha._watch cimport *
 
@@ -168,6 +170,7 @@ cdef class World:
 
 
 include "ring.pxi"
+include "deque.pxi"
 include "table.pxi"
 include "queue.pxi"
 include "adaptive.pxi"

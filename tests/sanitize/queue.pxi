@@ -70,6 +70,7 @@ cdef class QueueWorld(World):
         q.job_bytes = geometry["job_bytes"]
         q.result_bytes = geometry["result_bytes"]
         q.quota = geometry["quota"]
+        q.is_durable = geometry["durability"] == "disk"
         q.hint = q.reserve
         q.lines = <PoolLines *> (at + 128)
         self.pool_fd = fds["pool"]

@@ -1,4 +1,4 @@
-# A ring used alone: producers, consumers, mortals, menders.
+# A ring used alone, or (deque.pxi) a deque: producers, consumers, mortals, menders.
 
 cdef enum:
     R_PUSHED
@@ -31,9 +31,9 @@ cdef class RingWorld(World):
     cdef int producers
 
     def __init__(self, const uint8_t[::1] contents, int fd, sizes, int capacity, int payload, int slots, int producers):
-        cdef uint64_t places, records, cells, stride, i, end
+        cdef uint64_t places, records, ends, cells, stride, i, end
         cdef uint8_t *base = <uint8_t *> &contents[0]
-        places, records, cells, stride = sizes
+        places, records, ends, cells, stride = sizes
         self.maps = contents
         self.fd = fd
         self.lock_base = contents.shape[0]
@@ -44,6 +44,10 @@ cdef class RingWorld(World):
         self.ring.cells.stride = stride
         self.ring.lines = <RingLines *> (base + 128)
         refs_init(&self.ring.refs, self.ring.lines, <uint64_t *> (base + places), self.ring.cells.bits)
+        if ends != cells:
+            ends_init(
+                &self.ring.ends, <DequeLines *> (base + ends), <uint64_t *> (base + ends + sizeof(DequeLines)), self.ring.cells.bits
+            )
         self.records.first = <Participant *> (base + records)
         self.records.count = slots
         self.producers = self.producing = producers
@@ -51,7 +55,10 @@ cdef class RingWorld(World):
         self.accepted = <uint8_t *> calloc(producers, SEQUENCES // 8)
         self.poison(base, 128)
         end = records + slots * sizeof(Participant)
-        self.poison(base + end, cells - end)
+        self.poison(base + end, ends - end)
+        if ends != cells:
+            end = ends + sizeof(DequeLines) + 16 * capacity
+            self.poison(base + end, cells - end)
         end = sizeof(RingCell) + self.payload
         for i in range(self.ring.cells.count):
             self.poison(self.ring.cells.base + i * stride + end, stride - end)
@@ -87,8 +94,8 @@ cdef class RingWorld(World):
 
     # ---- producers ----
 
-    cdef Code fill(self, Ring *ring, uint64_t producer, uint64_t sequence, uint64_t *random, Filled *filled) noexcept nogil:
-        cdef uint8_t text[4096]
+    cdef uint64_t compose(self, uint8_t *text, uint64_t producer, uint64_t sequence, uint64_t *random) noexcept nogil:
+        """A message that says whose it is; its length."""
         cdef uint64_t key = producer << 32 | sequence
         cdef uint64_t length = self.payload
         # the longest one often
@@ -96,7 +103,11 @@ cdef class RingWorld(World):
             length = 8 + next_random(random) % (self.payload - 7)
         memcpy(text, &key, 8)
         fill_bytes(text + 8, key, length - 8)
-        return ring_fill(ring, text, length, filled)
+        return length
+
+    cdef Code fill(self, Ring *ring, uint64_t producer, uint64_t sequence, uint64_t *random, Filled *filled) noexcept nogil:
+        cdef uint8_t text[4096]
+        return ring_fill(ring, text, self.compose(text, producer, sequence, random), filled)
 
     cdef bint publish(self, Ring *ring, Filled *filled) noexcept nogil:
         """False: withdrawn."""
@@ -177,7 +188,7 @@ cdef class RingWorld(World):
     cdef bint consume_one(self, Ring *ring, uint64_t *random) noexcept nogil:
         cdef Ref ref
         cdef uint64_t how = next_random(random) & 15
-        cdef Code code = ring_take(ring, &ref)
+        cdef Code code = take_oldest(ring, &ref)
         if code == CORRUPT:
             self.mend(ring)
         if code != OK:
@@ -185,10 +196,10 @@ cdef class RingWorld(World):
         if how >= 4:
             # pop
             self.deliver(ring, &ref)
-            ring_free(ring, &ref)
+            free_taken(ring, &ref)
             return True
         # claim, then acknowledge or release
-        refs_pass(&ring.refs, &ref)
+        pass_taken(ring, &ref)
         if how == 0:
             self.count(R_RELEASED)
             if ring_put_back(ring, ref.cell, ref.word) != OK:
@@ -217,7 +228,7 @@ cdef class RingWorld(World):
                     continue
                 if count_get(&self.producing) == 0:
                     break
-                self.sleep(ring, &ring.lines.items, ring_has_items)
+                self.sleep(ring, &ring.lines.items, has_items)
             if shared is None:
                 self.leave(&me)
 
@@ -263,6 +274,9 @@ cdef class RingWorld(World):
 
     # ---- menders ----
 
+    cdef void look(self, Ring *ring) noexcept nogil:
+        refs_look(&ring.refs)
+
     def look_after(self, uint64_t seed):
         """Rescue the dead, and now and then call for a repair that nothing is the reason of."""
         cdef Ring ring
@@ -278,7 +292,7 @@ cdef class RingWorld(World):
                     refs_call_for_repair(&ring.refs)
                     self.mend(&ring)
                 elif how < 4:
-                    refs_look(&ring.refs)
+                    self.look(&ring)
                 elif how < 8:
                     refs_length(&ring.refs)
                 pause(50000)

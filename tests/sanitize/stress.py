@@ -16,9 +16,10 @@ import time
 import _stress
 import numpy as np
 
-from subetha import HeartbeatTable, JobQueue, SharedRing
+from subetha import HeartbeatTable, JobQueue, SharedDeque, SharedRing
 from subetha._core import QueueHandle
 from subetha.layout import (
+    DEQUE_LINES,
     HOT_LINE,
     LINE,
     LINES_OFFSET,
@@ -67,14 +68,20 @@ def run_roles(world, seconds, *roles):
         raise failure
 
 
+def message_sizes(capacity, payload, is_deque):
+    """As message_sizes of _messages.pxi, without the size of the file."""
+    places = LINES_OFFSET + RING_LINES.itemsize
+    records = places + 2 * capacity * 8
+    ends = cells = align(records + RING_PARTICIPANTS * PARTICIPANT.itemsize, HOT_LINE)
+    if is_deque:
+        cells = align(ends + DEQUE_LINES.itemsize + 2 * capacity * 8, HOT_LINE)
+    return places, records, ends, cells, align(RING_CELL.itemsize + payload, LINE)
+
+
 def ring(folder, seconds, capacity, payload=56):
     path = os.path.join(folder, f"ring-{capacity}")
     SharedRing.create(path, capacity, payload_bytes=payload).close()
-    places = LINES_OFFSET + RING_LINES.itemsize
-    records = places + 2 * capacity * 8
-    cells = align(records + RING_PARTICIPANTS * PARTICIPANT.itemsize, HOT_LINE)
-    stride = align(RING_CELL.itemsize + payload, LINE)
-    sizes = places, records, cells, stride
+    sizes = message_sizes(capacity, payload, False)
     with mapped(path) as ((contents,), (fd,)):
         world = _stress.RingWorld(contents, fd, sizes, capacity, payload, RING_PARTICIPANTS, 2)
         shared = _stress.Handle(world)
@@ -91,6 +98,27 @@ def ring(folder, seconds, capacity, payload=56):
         )
         shared.leave()
         counts = world.finish(18)
+        world.close()
+        return counts, world.found_faults
+
+
+def deque(folder, seconds, capacity, payload=56):
+    path = os.path.join(folder, f"deque-{capacity}")
+    SharedDeque.create(path, capacity, payload_bytes=payload).close()
+    sizes = message_sizes(capacity, payload, True)
+    with mapped(path) as ((contents,), (fd,)):
+        world = _stress.DequeWorld(contents, fd, sizes, capacity, payload, RING_PARTICIPANTS, 2)
+        run_roles(
+            world,
+            seconds,
+            (world.own, 0, 51),
+            (world.own, 1, 52),
+            (world.steal, 53),
+            (world.steal, 54),
+            (world.die_again_and_again, 55),
+            (world.look_after, 56),
+        )
+        counts = world.finish(57)
         world.close()
         return counts, world.found_faults
 
@@ -115,12 +143,12 @@ def table(folder, seconds, slots=4):
         return counts, world.found_faults
 
 
-def queue(folder, seconds, cells, arena_bytes=2**16):
+def queue(folder, seconds, cells, durability="process", arena_bytes=2**16):
     # gaps behind the areas of each cell, for AddressSanitizer
     geometry = {"cells": cells, "job_bytes": 121, "result_bytes": 131, "participants": 12, "arena_bytes": arena_bytes}
     directory = os.path.join(folder, f"queue-{cells}")
-    JobQueue.create(directory, **geometry).close()
-    geometry |= {"quota": cells, "reserve": reserve_of(cells)}
+    JobQueue.create(directory, durability=durability, **geometry).close()
+    geometry |= {"quota": cells, "reserve": reserve_of(cells), "durability": durability}
     sizes = {
         "pool": QueueHandle._pool_sizes(cells, geometry["job_bytes"], geometry["result_bytes"]),
         "mail": QueueHandle._mail_sizes(cells, geometry["participants"]),
@@ -147,6 +175,12 @@ def queue(folder, seconds, cells, arena_bytes=2**16):
         return counts, world.found_faults
 
 
+def durable(_folder, seconds, cells):
+    """On the disk, where a sync takes its time, and not where the others lie."""
+    with tempfile.TemporaryDirectory() as folder:
+        return queue(folder, seconds, cells, "disk")
+
+
 def adaptive(folder, seconds, bits):
     world = _stress.AdaptiveWorld(bits)
     run_roles(
@@ -168,9 +202,12 @@ def adaptive(folder, seconds, bits):
 WORLDS = {
     "ring-2": (ring, 2),
     "ring-64": (ring, 64),
+    "deque-4": (deque, 4),
+    "deque-64": (deque, 64),
     "table": (table,),
     "queue-16": (queue, 16),
     "queue-64": (queue, 64),
+    "durable-16": (durable, 16),
     "adaptive": (adaptive, 4),
 }
 
