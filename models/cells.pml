@@ -2,15 +2,15 @@
    Any process may die or stop at any step, the rescuers too; several rescuers may work on the same victim. With -DREUSE somebody takes
    the number of a dead consumer as soon as its record is free, while a slow rescuer may still work on the dead one. At the end living
    rescuers run, then a drain: an accepted item has exactly one result, and every cell is free.
-     spin -a -DREUSE -DNKS=1 -DMAXDEATHS=2 cells.pml && gcc -O1 -w -DSAFETY -DCOLLAPSE -o pan pan.c && ./pan -m400000
-                                                  10.5 million states, no error
-     -DREUSE -DNKS=1 -DMAXDEATHS=1                2.5 million, no error
-     -DTAKEOVER -DREUSE -DNKS=1 -DMAXDEATHS=1     3.3 million, no error: a queue's rescue, TAKEN(dead) -> TAKEN(me) -> RETRY(me), and
+     spin -a -DMAXDEATHS=2 cells.pml && gcc -O1 -w -DSAFETY -DCOLLAPSE -o pan pan.c && ./pan -m1000000
+                                                  1.3 million states, no error
+     -DREUSE -DNKS=1 -DMAXDEATHS=2                157 thousand, no error
+     -DTAKEOVER -DMAXDEATHS=1                     300 thousand, no error: a queue's rescue, TAKEN(dead) -> TAKEN(me) -> RETRY(me), and
                                                   RETRY(dead) -> TAKEN(me) -> RETRY(me); a ring's own goes to RETRY(me) at once
-     -DNP=2 -DNKS=1 -DNRES=1 -DMAXDEATHS=1        155 thousand, no error (two submitters and one cell)
+     -DTAKEOVER -DREUSE -DNKS=1 -DMAXDEATHS=1     30 thousand, no error
+     -DNP=2 -DNKS=1 -DNRES=1 -DMAXDEATHS=1        11 thousand, no error (two submitters and one cell)
      -DNP=2 -DNC=2 -DRESERVE=1 -DCOPIES=1 -DNKS=1 -DNRES=0 -DMAXDEATHS=1
-                                                  242 thousand, no error (one cell is kept for who copies, who always finds it)
-     -DMAXDEATHS=1 (2 consumers, no reuse)        NOT exhausted within 45 s
+                                                  45 thousand, no error (one cell is kept for who copies, who always finds it)
    Variants that must fail (with -DMAXDEATHS=2):
      -DNOBUMP         a put-back keeps its version (a helper that judged the old place stale then frees a live reference: job lost);
                       also with -DTAKEOVER
@@ -56,29 +56,29 @@ typedef Place { byte lap; bit occ; byte ver; byte idx };
 Cell c[NC]; Place p[R];
 byte tail, head, results[NITEM], deaths;
 bit accepted[NITEM];
-bit dead[8]; bit fin[8]; bit rescued[8]; bit norestart; byte inc[8];
+bit dead[8]; bit rescued[8]; bit over; byte inc[8];
 #ifndef MAXDEATHS
 #define MAXDEATHS 1
 #endif
-#define MAYDIE(me) if :: skip :: atomic { deaths < MAXDEATHS -> deaths++; dead[me]=1 }; goto die fi
+#define REST pos=0; s=0; lap=0; pl=0; pf=0; pv=0; pi=0
+#define STEP if :: true :: deaths < MAXDEATHS -> deaths++; dead[me]=1; goto die fi
 
 inline publish(me, i, v) {
   /* returns ok */
   do
-  :: atomic { pos = tail; s = pos % R; lap = pos / R; pl = p[s].lap; pf = p[s].occ; pv = p[s].ver; pi = p[s].idx }
-     MAYDIE(me);
+  :: atomic { STEP; pos = tail; s = pos % R; lap = pos / R; pl = p[s].lap; pf = p[s].occ; pv = p[s].ver; pi = p[s].idx }
      if
      :: pl == lap && !pf ->
-        atomic { if :: p[s].lap==pl && p[s].occ==pf && p[s].ver==pv && p[s].idx==pi -> p[s].occ=1; p[s].ver=v; p[s].idx=i; ok=1 :: else -> ok=0 fi }
+        atomic { STEP; if :: p[s].lap==pl && p[s].occ==pf && p[s].ver==pv && p[s].idx==pi -> p[s].occ=1; p[s].ver=v; p[s].idx=i; ok=1 :: else -> ok=0 fi }
         if :: ok -> break :: else fi
      :: pl < lap || (pl == lap && pf && 0) ->
         /* occupied from the lap before: stale? help, else occ */
-        atomic { stale = !(c[pi].ver==pv && (c[pi].st==READY || c[pi].st==RETRY)) }
+        atomic { STEP; stale = !(c[pi].ver==pv && (c[pi].st==READY || c[pi].st==RETRY)) }
         if
-        :: pf && stale -> atomic { if :: p[s].lap==pl && p[s].occ && p[s].ver==pv && p[s].idx==pi -> p[s].occ=0; p[s].lap=pl+1; p[s].ver=0; p[s].idx=0 :: else fi }
+        :: pf && stale -> atomic { STEP; if :: p[s].lap==pl && p[s].occ && p[s].ver==pv && p[s].idx==pi -> p[s].occ=0; p[s].lap=pl+1; p[s].ver=0; p[s].idx=0 :: else fi }
         :: else -> ok=0; break
         fi
-     :: else -> atomic { if :: tail==pos -> tail=pos+1 :: else fi }
+     :: else -> atomic { STEP; if :: tail==pos -> tail=pos+1 :: else fi }
      fi
   od
 }
@@ -90,23 +90,19 @@ proctype producer(byte me; byte item) {
 #endif
   do
   :: i == NC -> goto end
-  :: else -> atomic { ok=0; if :: c[i].st==FREE -> c[i].st=WRITING; c[i].own=me; v=c[i].ver; ok=1 :: else fi }
-     if :: ok -> break :: else -> i++ fi
+  :: else -> atomic { STEP; ok=0; if :: c[i].st==FREE -> c[i].st=WRITING; c[i].own=me; v=c[i].ver; ok=1 :: else -> i++ fi }
+     if :: ok -> break :: else fi
   od;
-  MAYDIE(me);
-  c[i].dat = item;
-  MAYDIE(me);
-  atomic { c[i].st = READY };
-  MAYDIE(me);
+  atomic { STEP; c[i].dat = item }
+  atomic { STEP; c[i].st = READY }
   publish(me, i, v);
   if
-  :: ok -> MAYDIE(me); accepted[item] = 1; atomic { if :: tail==pos -> tail=pos+1 :: else fi }
+  :: ok -> atomic { STEP; accepted[item] = 1; if :: tail==pos -> tail=pos+1 :: else fi }
   :: else -> /* withdraw */
-     atomic { if :: c[i].st==READY && c[i].own==me && c[i].ver==v -> c[i].st=FREE; c[i].ver=v+1; c[i].own=0 :: else -> accepted[item]=1 fi }
+     atomic { STEP; if :: c[i].st==READY && c[i].own==me && c[i].ver==v -> c[i].st=FREE; c[i].ver=v+1; c[i].own=0 :: else -> accepted[item]=1 fi }
   fi;
-end: fin[me]=1; goto out;
-die: skip;
-out: skip
+end: skip;
+die: atomic { i=0; v=0; ok=0; stale=0; REST }
 }
 
 #if COPIES>0
@@ -115,51 +111,43 @@ proctype copier(byte me; byte item) {
   byte i, v, pos, s, lap, pl, pv, pi; bit pf, ok, stale;
   do
   :: i == NC -> assert(0)
-  :: else -> MAYDIE(me); atomic { ok=0; if :: c[i].st==FREE -> c[i].st=WRITING; c[i].own=me; v=c[i].ver; ok=1 :: else fi }
-     if :: ok -> break :: else -> i++ fi
+  :: else -> atomic { STEP; ok=0; if :: c[i].st==FREE -> c[i].st=WRITING; c[i].own=me; v=c[i].ver; ok=1 :: else -> i++ fi }
+     if :: ok -> break :: else fi
   od;
-  MAYDIE(me);
-  c[i].dat = item;
-  MAYDIE(me);
-  atomic { c[i].st = RETRY };
-  MAYDIE(me);
+  atomic { STEP; c[i].dat = item }
+  atomic { STEP; c[i].st = RETRY }
   ok=0; do :: ok -> break :: else -> publish(me, i, v) od;
-  accepted[item] = 1; atomic { if :: tail==pos -> tail=pos+1 :: else fi };
-die: fin[me]=1
+  atomic { STEP; accepted[item] = 1; if :: tail==pos -> tail=pos+1 :: else fi }
+die: atomic { i=0; v=0; ok=0; stale=0; REST }
 }
 #endif
 inline claim(me) {
   got = 0;
   do
-  :: atomic { pos=head; s=pos%R; lap=pos/R; pl=p[s].lap; pf=p[s].occ; pv=p[s].ver; pi=p[s].idx }
-     MAYDIE(me);
+  :: atomic { STEP; pos=head; s=pos%R; lap=pos/R; pl=p[s].lap; pf=p[s].occ; pv=p[s].ver; pi=p[s].idx }
      if
      :: pl==lap && !pf -> break
      :: pl==lap && pf ->
-        atomic { v=c[pi].ver; st=c[pi].st; ow=c[pi].own }
-        MAYDIE(me);
+        atomic { STEP; v=c[pi].ver; st=c[pi].st; ow=c[pi].own }
         if
         :: v==pv && (st==READY || st==RETRY) ->
-           atomic { if :: c[pi].ver==v && c[pi].st==st && c[pi].own==ow -> c[pi].st=TAKEN; c[pi].own=me; got=1 :: else fi }
+           atomic { STEP; if :: c[pi].ver==v && c[pi].st==st && c[pi].own==ow -> c[pi].st=TAKEN; c[pi].own=me; got=1 :: else fi }
         :: else
         fi;
-        MAYDIE(me);
         if :: got || !(v==pv && (st==READY||st==RETRY)) ->
-           atomic { if :: p[s].lap==pl && p[s].occ==pf && p[s].ver==pv && p[s].idx==pi -> p[s].occ=0; p[s].lap=pl+1; p[s].ver=0; p[s].idx=0 :: else fi };
-           MAYDIE(me);
-           atomic { if :: head==pos -> head=pos+1 :: else fi }
+           atomic { STEP; if :: p[s].lap==pl && p[s].occ==pf && p[s].ver==pv && p[s].idx==pi -> p[s].occ=0; p[s].lap=pl+1; p[s].ver=0; p[s].idx=0 :: else fi }
+           atomic { STEP; if :: head==pos -> head=pos+1 :: else fi }
         :: else fi;
         if :: got -> break :: else fi
-     :: pl > lap -> atomic { if :: head==pos -> head=pos+1 :: else fi }
+     :: pl > lap -> atomic { STEP; if :: head==pos -> head=pos+1 :: else fi }
      :: pl < lap -> break
      fi
-  od
+  od;
+  atomic { v=0; st=0; ow=0; pos=0; s=0; lap=0; pl=0; pf=0; pv=0 }
 }
 inline finish(me) {
-  MAYDIE(me);
-  atomic { assert(c[pi].st==TAKEN && c[pi].own==me); c[pi].st=DONE; results[c[pi].dat]++ };
-  MAYDIE(me);
-  atomic { c[pi].st=FREE; c[pi].ver=c[pi].ver+1; c[pi].own=0 }
+  atomic { STEP; assert(c[pi].st==TAKEN && c[pi].own==me); c[pi].st=DONE; results[c[pi].dat]++ }
+  atomic { STEP; c[pi].st=FREE; c[pi].ver=c[pi].ver+1; c[pi].own=0 }
 }
 proctype consumer(byte me; byte n) {
   byte pos, s, lap, pl, pv, pi, v, st, ow; bit pf, got;
@@ -167,51 +155,49 @@ proctype consumer(byte me; byte n) {
   :: n==0 -> break
   :: else -> n--; claim(me); if :: got -> finish(me) :: else fi
   od;
-  fin[me]=1; goto out;
-die: skip;
-out: skip
+die: atomic { n=0; v=0; st=0; ow=0; got=0; REST }
 }
 #ifdef REUSE
 /* somebody else takes the number of a dead consumer, once its record is free */
 proctype newcomer(byte n) {
   if
-  :: atomic { rescued[n] && !norestart -> rescued[n]=0; dead[n]=0; fin[n]=0; inc[n]=1 } run consumer(n,1)
-  :: norestart
+  :: atomic { rescued[n] -> rescued[n]=0; dead[n]=0; inc[n]=1 } run consumer(n,1)
+  :: true      /* or never comes */
   fi
 }
 #endif
 #define R1 5
 #define R2 6
+#define WORK(d) (dead[d] && !rescued[d])
+#define ANYDEAD (WORK(1) || WORK(2) || WORK(3) || WORK(4) || WORK(5) || WORK(6))
 proctype rescuer(byte me) {
   byte i, k, d, v, st, pos, s, lap, pl, pv, pi; bit pf, ok, stale, inring, found, was; byte inck;
   /* several rescuers may work on one victim at once; the exact-word CAS decides */
 again:
-  d = 0;
-  do
-  :: atomic { d < 7 && !(dead[d] && !rescued[d]) -> d++ }
-  :: d == 7 -> break
-  :: atomic { d < 7 && dead[d] && !rescued[d] -> inck = inc[d]; break }
-  od;
   if
-  :: d < 7 ->
-     i = 0; found = 0;
+  :: atomic { ANYDEAD ->
+        do
+        :: WORK(d) -> break
+        :: d < 6 && (!WORK(d) || WORK(d+1) || (d<5 && WORK(d+2)) || (d<4 && WORK(d+3)) || (d<3 && WORK(d+4)) || (d<2 && WORK(d+5))) -> d++
+        od;
+        inck = inc[d] }
      do
      :: i == NC -> break
      :: else ->
-        atomic { v=c[i].ver; st=c[i].st; ok=(c[i].own==d && c[i].st!=FREE) }
+        atomic { STEP; v=c[i].ver; st=c[i].st; ok=(c[i].own==d && c[i].st!=FREE) }
 #ifndef BROKEN_NOINC
-        if :: ok -> atomic { ok = (inc[d]==inck && !rescued[d]) } :: else fi;     /* still the dead incarnation, after reading the word */
+        if :: ok -> atomic { STEP; ok = (inc[d]==inck && !rescued[d]) } :: else fi;     /* still the dead incarnation, after reading the word */
 #endif
         if
         :: ok ->
            was = found; found = 1;
            if
-           :: st==WRITING -> atomic { if :: c[i].ver==v && c[i].st==st && c[i].own==d -> c[i].st=FREE; c[i].ver=v+1; c[i].own=0 :: else fi }
-           :: st==DONE -> atomic { if :: c[i].ver==v && c[i].st==st && c[i].own==d -> c[i].st=FREE; c[i].ver=v+1; c[i].own=0 :: else fi }
+           :: st==WRITING -> atomic { STEP; if :: c[i].ver==v && c[i].st==st && c[i].own==d -> c[i].st=FREE; c[i].ver=v+1; c[i].own=0 :: else fi }
+           :: st==DONE -> atomic { STEP; if :: c[i].ver==v && c[i].st==st && c[i].own==d -> c[i].st=FREE; c[i].ver=v+1; c[i].own=0 :: else fi }
            :: st==READY || st==RETRY ->
               inring=0; k=0;
               do :: k==R -> break
-                 :: else -> atomic { if :: p[k].occ && p[k].ver==v && p[k].idx==i -> inring=1 :: else fi; k++ }
+                 :: else -> atomic { STEP; if :: p[k].occ && p[k].ver==v && p[k].idx==i -> inring=1 :: else fi; k++ }
               od;
               if
               :: inring -> found = was
@@ -219,84 +205,73 @@ again:
 #ifdef BROKEN_READY
                  found = was
 #else
-                 atomic { if :: c[i].ver==v && c[i].st==st && c[i].own==d -> c[i].st=FREE; c[i].ver=v+1; c[i].own=0 :: else fi }
+                 atomic { STEP; if :: c[i].ver==v && c[i].st==st && c[i].own==d -> c[i].st=FREE; c[i].ver=v+1; c[i].own=0 :: else fi }
 #endif
               :: !inring && st==RETRY ->
 #ifdef TAKEOVER
                  /* a queue's: claimed, as anyone may, and put back */
-                 atomic { ok=0; if :: c[i].ver==v && c[i].st==st && c[i].own==d -> c[i].st=TAKEN; c[i].own=me; ok=1 :: else fi }
-                 MAYDIE(me);
-                 if :: ok -> atomic { assert(c[i].ver==v && c[i].st==TAKEN && c[i].own==me); c[i].st=RETRY; BUMP } :: else fi;
+                 atomic { STEP; ok=0; if :: c[i].ver==v && c[i].st==st && c[i].own==d -> c[i].st=TAKEN; c[i].own=me; ok=1 :: else fi }
+                 if :: ok -> atomic { STEP; assert(c[i].ver==v && c[i].st==TAKEN && c[i].own==me); c[i].st=RETRY; BUMP } :: else fi;
 #else
-                 atomic { ok=0; if :: c[i].ver==v && c[i].st==st && c[i].own==d -> c[i].own=me; BUMP ok=1 :: else fi }
+                 atomic { STEP; ok=0; if :: c[i].ver==v && c[i].st==st && c[i].own==d -> c[i].own=me; BUMP ok=1 :: else fi }
 #endif
-                 MAYDIE(me);
-                 if :: ok -> ok=0; do :: ok -> break :: else -> publish(me, i, v) od; atomic { if :: tail==pos -> tail=pos+1 :: else fi } :: else fi
+                 if :: ok -> ok=0; do :: ok -> break :: else -> publish(me, i, v) od; atomic { STEP; if :: tail==pos -> tail=pos+1 :: else fi } :: else fi
               fi
            :: st==TAKEN ->
 #ifdef BROKEN_RETRY
-              atomic { ok=0; if :: c[i].ver==v && c[i].st==st && c[i].own==d -> c[i].st=READY; c[i].own=me; ok=1 :: else fi }
+              atomic { STEP; ok=0; if :: c[i].ver==v && c[i].st==st && c[i].own==d -> c[i].st=READY; c[i].own=me; ok=1 :: else fi }
 #else
 #ifdef TAKEOVER
               /* a queue's: taken over, so that this one alone writes into the cell, then put back */
-              atomic { ok=0; if :: c[i].ver==v && c[i].st==st && c[i].own==d -> c[i].own=me; BUMP ok=1 :: else fi }
-              MAYDIE(me);
-              if :: ok -> atomic { assert(c[i].ver==v && c[i].st==TAKEN && c[i].own==me) } :: else fi;     /* writes down the death */
-              MAYDIE(me);
-              if :: ok -> atomic { assert(c[i].ver==v && c[i].st==TAKEN && c[i].own==me); c[i].st=RETRY; BUMP } :: else fi;
+              atomic { STEP; ok=0; if :: c[i].ver==v && c[i].st==st && c[i].own==d -> c[i].own=me; BUMP ok=1 :: else fi }
+              if :: ok -> atomic { STEP; assert(c[i].ver==v && c[i].st==TAKEN && c[i].own==me) } :: else fi;     /* writes down the death */
+              if :: ok -> atomic { STEP; assert(c[i].ver==v && c[i].st==TAKEN && c[i].own==me); c[i].st=RETRY; BUMP } :: else fi;
 #else
-              atomic { ok=0; if :: c[i].ver==v && c[i].st==st && c[i].own==d -> c[i].st=RETRY; c[i].own=me; BUMP ok=1 :: else fi }
+              atomic { STEP; ok=0; if :: c[i].ver==v && c[i].st==st && c[i].own==d -> c[i].st=RETRY; c[i].own=me; BUMP ok=1 :: else fi }
 #endif
 #endif
-              MAYDIE(me);
-              if :: ok -> ok=0; do :: ok -> break :: else -> publish(me, i, v) od; atomic { if :: tail==pos -> tail=pos+1 :: else fi } :: else fi
+              if :: ok -> ok=0; do :: ok -> break :: else -> publish(me, i, v) od; atomic { STEP; if :: tail==pos -> tail=pos+1 :: else fi } :: else fi
            fi
         :: else
         fi;
-        i++;
+        atomic { i++; v=0; st=0; k=0; ok=0; inring=0; was=0; stale=0; REST }
      od;
-     MAYDIE(me);
-     atomic { if :: !found && inc[d]==inck -> rescued[d]=1 :: else fi } goto again
-  :: else
+     atomic { STEP; if :: !found && inc[d]==inck -> rescued[d]=1 :: else fi; i=0; d=0; found=0; inck=0; goto again }
+  :: atomic { over && !ANYDEAD }
   fi;
-  goto out;
-die: skip;
-out: fin[me]=1
+die: atomic { i=0; k=0; d=0; v=0; st=0; ok=0; stale=0; inring=0; found=0; was=0; inck=0; REST }
 }
 byte ii;
 init {
   byte pos, s, lap, pl, pv, pi, v, st, ow; bit pf, got;
-  #ifdef REUSE
-  run newcomer(3);
+  atomic {
+#ifdef REUSE
+    run newcomer(3);
 #endif
-  atomic { run producer(1,0);
+    run producer(1,0);
 #if NP>1
     run producer(2,1);
 #endif
     run consumer(3,1);
 #if NKS>1
-    run consumer(4,1)
+    run consumer(4,1);
 #endif
 #if COPIES>0
-    run copier(4,NP)
+    run copier(4,NP);
 #endif
-  }
-  /* rescuers run beside and after */
 #if NRES>0
-  run rescuer(R1);
+    run rescuer(R1);
 #endif
 #if NRES>1
-  run rescuer(R2);
+    run rescuer(R2);
 #endif
-#ifdef REUSE
-  (_nr_pr <= 2); norestart = 1;
-#endif
-  (_nr_pr == 1);
-  deaths = MAXDEATHS;
+  }
+  /* everybody has finished, or waits for a death that will not come */
+  (timeout);
+  atomic { over = 1; deaths = MAXDEATHS } (_nr_pr == 1);
   run rescuer(7); (_nr_pr == 1);
   run rescuer(7); (_nr_pr == 1);
   /* drain */
-  deaths = MAXDEATHS;
   do
   :: claim(7); if :: got -> finish(7) :: else -> break fi
   od;

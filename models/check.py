@@ -29,7 +29,9 @@ RUNS = {
     },
     "cells": {
         "sound": [
-            "-DREUSE -DNKS=1 -DMAXDEATHS=1",
+            "-DMAXDEATHS=2",
+            "-DREUSE -DNKS=1 -DMAXDEATHS=2",
+            "-DTAKEOVER -DMAXDEATHS=1",
             "-DTAKEOVER -DREUSE -DNKS=1 -DMAXDEATHS=1",
             "-DNP=2 -DNKS=1 -DNRES=1 -DMAXDEATHS=1",
             "-DNP=2 -DNC=2 -DRESERVE=1 -DCOPIES=1 -DNKS=1 -DNRES=0 -DMAXDEATHS=1",
@@ -42,7 +44,7 @@ RUNS = {
             "-DTAKEOVER -DMAXDEATHS=2 -DNOBUMP",
             "-DNP=2 -DNC=2 -DRESERVE=1 -DCOPIES=1 -DNKS=1 -DNRES=0 -DMAXDEATHS=0 -DBROKEN_RESERVE",
         ],
-        "long": ["-DREUSE -DNKS=1 -DMAXDEATHS=2", "-DMAXDEATHS=1", "-DMAXDEATHS=2", "-DTAKEOVER -DMAXDEATHS=1"],
+        "long": [],
     },
     "bury": {
         "sound": ["-DMAXDEATHS=3", "-DMAXDEATHS=2 -DRETRIER -DNRES=1"],
