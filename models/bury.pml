@@ -6,8 +6,10 @@
    started it, each named once as a cause; whoever is told reads a whole result or letter; the client is told once (once more for a
    letter that ran again), and at the end the cell is free or a letter that was told.
      spin -a -DMAXDEATHS=3 bury.pml && gcc -O1 -w -DSAFETY -DCOLLAPSE -o pan pan.c && ./pan -m1000000
-                                                        3.2 million states, no error
-     -DMAXDEATHS=2 -DRETRIER -DNRES=1                   90 thousand
+                                                        1.0 million states, no error
+     -DMAXDEATHS=2 -DRETRIER -DNRES=1                   45 thousand
+     -DMAXDEATHS=1 -DFENCES=1                           789 thousand (a leader moves the job away from whoever has it, who discards the cell)
+     -DMAXDEATHS=2 -DRETRIER -DNRES=1 -DFENCES=1        146 thousand
    Variants that must fail (with -DMAXDEATHS=3):
      -DBROKEN_DIRECT        the death is written down without taking over (a slow rescuer writes into a cell that another one has)
      -DBROKEN_SAMEVERSION   taking over keeps the version (the next rescuer charges the job with the death of the first)
@@ -15,13 +17,18 @@
      -DBROKEN_LETTERFIRST   DEAD before the letter is written (the client reads none)
      -DBROKEN_UNTOLD        nobody delivers the letter or the result of one that died before it did (the client waits for ever)
      -DBROKEN_CAUSELAST     the attempt is counted before its cause is prepared (dies between: a letter with a cause of nobody)
-   Not in it: places of rings (cells.pml -DTAKEOVER), the client's death (mail.pml), lapses (lapsed.pml), more cells, blocks, weak memory. */
+     -DMAXDEATHS=1 -DFENCES=1 -DBROKEN_NODISCARD   whoever finds its cell fenced leaves it (leaked)
+     -DMAXDEATHS=2 -DFENCES=1 -DBROKEN_LEFT        a rescue leaves what the dead was discarding (leaked)
+   Not in it: places of rings (cells.pml -DTAKEOVER), the client's death (mail.pml), the copy of a fenced job (lapsed.pml; here it is
+   answered as soon as the job is fenced), more cells, blocks, weak memory. */
 #define FREE 0
 #define READY 2
 #define TAKEN 3
 #define DONE 4
 #define RETRY 5
 #define DEAD 6
+#define FENCED 7
+#define COLLECTED 8
 #ifndef NW
 #define NW 2             /* workers 2, 3, 4, each of which claims once */
 #endif
@@ -34,6 +41,9 @@
 #ifndef MAXDEATHS
 #define MAXDEATHS 3
 #endif
+#ifndef FENCES
+#define FENCES 0         /* how often a leader moves the job away from who has it, dead or alive */
+#endif
 #define CAUSES 3
 #define KNOWN 8          /* a cause: who died, and whether somebody has written how */
 byte ver, st=READY, own=1; bit pub=1, mail;              /* the word, and the references to it */
@@ -42,11 +52,27 @@ byte deaths, told, reruns; bit dead[8], ran[8], resc[8], over;
 #define STEP if :: true :: deaths < MAXDEATHS && me!=7 -> deaths++; dead[me] = 1; goto die fi
 #define WORD(v,s,o) (ver==v && st==s && own==o)
 #define WAITS (st==READY || st==RETRY)
-#define WRITES assert(st!=FREE && (WORD(v,TAKEN,me) || dead[own]))
+#define WRITES assert(st!=FREE && (WORD(v,TAKEN,me) || WORD(v,FENCED,me) || dead[own]))
 #define CHARGE(v) ((v)+1)
 
 inline publish(v) { atomic { STEP; if :: ver==v && WAITS -> pub=1 :: else fi } }
 inline deliver(v) { atomic { STEP; if :: ver==v && (st==DONE || (st==DEAD && own!=0)) -> mail=1 :: else fi } }
+/* job_discard of FENCED(o) v: by way of COLLECTED(me) v+1 */
+inline discard(v, o) {
+  atomic { STEP; ok=0; if :: WORD(v,FENCED,o) -> st=COLLECTED; own=me; ver=v+1; ok=1 :: else fi }
+  if
+  :: ok -> atomic { STEP; assert(WORD(v+1,COLLECTED,me)); st=FREE; own=0; ver=v+2 }
+  :: else
+  fi
+}
+/* claim_lost: a cell of mine that was fenced is mine to discard */
+inline lost(v) {
+#ifdef BROKEN_NODISCARD
+  skip
+#else
+  discard(v, me)
+#endif
+}
 /* TAKEN(me) v -> RETRY(me) v+1, uncharged, published */
 inline putback(v) {
   atomic { STEP; ok = WORD(v,TAKEN,me) }
@@ -61,7 +87,8 @@ inline putback(v) {
      atomic { STEP; if :: WORD(v,TAKEN,me) -> st=RETRY; ver=v+1; pub=0 :: else -> ok=0 fi }
      if :: ok -> publish(v+1) :: else fi
   :: else
-  fi
+  fi;
+  if :: ok :: else -> lost(v) fi
 }
 inline isletter() {
   /* every attempt ended with a death, and each is named once */
@@ -93,11 +120,11 @@ proctype worker(byte me) {
   fi;
   atomic { STEP; WRITES; res=1 }
   atomic { STEP; if :: WORD(v,TAKEN,me) -> st=DONE; ok=1 :: else fi }
-  if :: ok -> deliver(v) :: else fi;
+  if :: ok -> deliver(v) :: else -> lost(v) fi;
   goto die;
 back:
   putback(v);
-die: skip
+die: atomic { v=0; ok=0 }
 }
 #ifdef RETRIER
 proctype retrier(byte me) {
@@ -115,7 +142,7 @@ proctype retrier(byte me) {
      fi
   :: over
   fi;
-die: skip
+die: atomic { v=0; ow=0; ok=0 }
 }
 #endif
 proctype rescuer(byte me) {
@@ -167,10 +194,14 @@ again:
         atomic { STEP; WRITES; text=att }
         atomic { STEP; if :: WORD(v,TAKEN,me) -> isletter(); st=DEAD; ok=1 :: else fi }
 #endif
-        if :: ok -> deliver(v) :: else fi
+        if :: ok -> deliver(v) :: else -> lost(v) fi
      fi;
 #endif
      skip
+  :: ow==d && s==FENCED -> found=1; discard(v, d)
+#ifndef BROKEN_LEFT
+  :: ow==d && s==COLLECTED -> found=1; atomic { STEP; if :: WORD(v,COLLECTED,d) -> st=FREE; own=0; ver=v+1 :: else fi }
+#endif
   :: ow==d && s==RETRY && !seen ->
      /* claimed, as anyone may, and put back */
      found=1;
@@ -191,8 +222,18 @@ again:
   fi;
 next:
   atomic { STEP; if :: !found -> resc[d]=1 :: else fi; d=0; v=0; s=0; ow=0; w=0; ok=0; seen=0; found=0; goto again }
-die: skip
+die: atomic { d=0; v=0; s=0; ow=0; w=0; x=0; ok=0; seen=0; found=0 }
 }
+#if FENCES>0
+/* a leader, immortal: whoever has the job counts as lapsed. Its copy is answered elsewhere (lapsed.pml); this cell is its holder's to discard */
+proctype leader(byte n) {
+  do
+  :: n==0 -> break
+  :: atomic { n>0 && st==TAKEN -> n--; st=FENCED; told++ }
+  :: atomic { over -> break }
+  od
+}
+#endif
 /* the client, immortal: what lies in its mailbox */
 inline collect() {
   atomic {
@@ -219,6 +260,9 @@ init {
 #endif
 #ifdef RETRIER
     run retrier(1);
+#endif
+#if FENCES>0
+    run leader(FENCES);
 #endif
     run rescuer(5);
 #if NRES>1

@@ -47,7 +47,12 @@ RUNS = {
         "long": [],
     },
     "bury": {
-        "sound": ["-DMAXDEATHS=3", "-DMAXDEATHS=2 -DRETRIER -DNRES=1"],
+        "sound": [
+            "-DMAXDEATHS=3",
+            "-DMAXDEATHS=2 -DRETRIER -DNRES=1",
+            "-DMAXDEATHS=1 -DFENCES=1",
+            "-DMAXDEATHS=2 -DRETRIER -DNRES=1 -DFENCES=1",
+        ],
         "broken": [
             "-DMAXDEATHS=3 -DBROKEN_DIRECT",
             "-DMAXDEATHS=3 -DBROKEN_SAMEVERSION",
@@ -55,6 +60,8 @@ RUNS = {
             "-DMAXDEATHS=3 -DBROKEN_LETTERFIRST",
             "-DMAXDEATHS=3 -DBROKEN_UNTOLD",
             "-DMAXDEATHS=3 -DBROKEN_CAUSELAST",
+            "-DMAXDEATHS=1 -DFENCES=1 -DBROKEN_NODISCARD",
+            "-DMAXDEATHS=2 -DFENCES=1 -DBROKEN_LEFT",
         ],
         "long": ["-DMAXDEATHS=3 -DRETRIER"],
     },
