@@ -5,18 +5,22 @@
    (mail.pml has the steps); `pub` is a reference to the cell's present version; a job's time runs (`late`) once a claim has started it.
    Checked: an accepted job gets a result or was cancelled; at most one is delivered when doubles are dropped by job id; nobody runs a torn job
    or writes into a cell that is not its own; nobody is called overdue for a claim that it has not started; at the end every cell is free.
+   A cell that was fenced is discarded, by its holder or the holder's rescuer, by way of COLLECTED(me) of the next version.
      spin -a -DMAXDEATHS=1 lapsed.pml && gcc -O1 -w -DSAFETY -DCOLLAPSE -o pan pan.c && ./pan -m1000000
-                                                        2.1 million states, no error
-     -DMAXDEATHS=1 -DNOCANCEL -DROUNDS=1 -DRELEASE      1.0 million (a worker may also give its job back)
+                                                        560 thousand states, no error
+     -DMAXDEATHS=2                                      686 thousand
+     -DMAXDEATHS=1 -DNOCANCEL -DROUNDS=1 -DRELEASE      244 thousand (a worker may also give its job back)
      two watchdogs, -DNWD=2 -DNOHEALTHY -DNOCANCEL -DROUNDS=0 with
-       -DMAXDEATHS=1                                    2.3 million
-       -DMAXDEATHS=2 -DNOTIMEOUT                        6.4 million
-       -DMAXDEATHS=1 -DNOTIMEOUT -DREUSE                6.4 million (and somebody takes the dead worker's number)
+       -DMAXDEATHS=1                                    361 thousand
+       -DMAXDEATHS=2 -DNOTIMEOUT                        428 thousand
+       -DMAXDEATHS=1 -DNOTIMEOUT -DREUSE                921 thousand (and somebody takes the dead worker's number)
+     three cells and two jobs (a cell used again for another job) are in check.py --long: NOT run as the model is now
    Variants that must fail:
      -DBROKEN_FENCEFIRST    fence, then copy (no spare cell, or dies between: job lost)
      -DBROKEN_TMO_NOCOPY    an overdue job is fenced without a copy (job lost: its cell is freed, nobody answers)
      -DBROKEN_CANCEL        cancel takes a waiting copy away and does not count that as cancelled (the original is then fenced: job lost)
      -DBROKEN_NOWITHDRAW    the copy is left when the fence fails (cell leaked)
+     -DBROKEN_LEFT          a rescue leaves what the dead was discarding, a cell that had been fenced (leaked)
      -DBROKEN_NORECHECK -DNJ=2 -DNOHEALTHY -DNOTIMEOUT -DNOCANCEL -DROUNDS=1   the copy becomes RETRY without a second look at the
                             original's word (a torn job runs)
      and with two watchdogs
@@ -32,6 +36,7 @@
 #define RETRY 5
 #define FENCED 6
 #define OVERDUE 7
+#define COLLECTED 8
 #ifndef NC
 #define NC 2
 #endif
@@ -65,7 +70,8 @@ Cell c[NC];
 byte rec[8]; byte inc = 1;
 byte deaths; bit dead[8]; bit over;
 byte delivered[NJ+1]; bit accepted[NJ+1]; bit cancelled[NJ+1];
-#define ALIVE if :: dead[me] -> goto die :: else fi
+/* the client, the healthy worker and who cleans up at the end do not die */
+#define STEP if :: true :: deaths < MAXDEATHS && me!=3 && me!=7 -> deaths++; dead[me]=1; goto die fi
 #define WORD(i,v,s,o) (c[i].ver==v && c[i].st==s && c[i].own==o)
 #define MINE(i,v) (c[i].ver==v && c[i].own==num && (c[i].st==TAKEN || c[i].st==FENCED || c[i].st==OVERDUE))
 #define FREEIT(i,v) c[i].st=FREE; c[i].ver=v+1; c[i].own=0; c[i].pub=0; c[i].late=0
@@ -75,24 +81,33 @@ byte delivered[NJ+1]; bit accepted[NJ+1]; bit cancelled[NJ+1];
 #else
 #define STARTED(i,v) (c[i].chg==v+1)
 #endif
+#define ANYDEAD (ISDEAD(2) || ISDEAD(5) || ISDEAD(6))
 #define ISDEAD(d) (rec[d]!=UNUSED && ((d!=W && dead[d]) || (d==W && ((inc==1 && dead[2]) || (inc==2 && dead[4])))))
 
-inline publish(j, v) { atomic { ALIVE; if :: c[j].ver==v -> c[j].pub=1 :: else fi } }
-/* claim_lost: a cell of mine that was fenced is mine to free */
+inline publish(j, v) { atomic { STEP; if :: c[j].ver==v -> c[j].pub=1 :: else fi } }
+/* job_discard of FENCED or OVERDUE(o) v: by way of COLLECTED(num) v+1 */
+inline discard(j, v, o) {
+  atomic { STEP; ok=0; if :: WORD(j,v,FENCED,o) || WORD(j,v,OVERDUE,o) -> c[j].st=COLLECTED; c[j].own=num; c[j].ver=v+1; ok=1 :: else fi }
+  if
+  :: ok -> atomic { STEP; assert(WORD(j,v+1,COLLECTED,num)); FREEIT(j,v+1) }
+  :: else
+  fi
+}
+/* claim_lost: a cell of mine that was fenced is mine to discard */
 inline drop(j, v) {
 #ifdef BROKEN_NODROP
   skip
 #else
-  atomic { ALIVE; if :: WORD(j,v,FENCED,num) || WORD(j,v,OVERDUE,num) -> FREEIT(j,v) :: else fi }
+  discard(j, v, num)
 #endif
 }
 /* queue_put_back of TAKEN(me) v */
 inline putback(j, v) {
-  atomic { ALIVE; ok = WORD(j,v,TAKEN,num) }
+  atomic { STEP; ok = WORD(j,v,TAKEN,num) }
   if
   :: ok ->
-     atomic { ALIVE; assert(MINE(j,v)); c[j].late=0 }
-     atomic { ALIVE; if :: WORD(j,v,TAKEN,num) -> c[j].st=RETRY; c[j].ver=v+1; c[j].pub=0 :: else -> ok=0 fi }
+     atomic { STEP; assert(MINE(j,v)); c[j].late=0 }
+     atomic { STEP; if :: WORD(j,v,TAKEN,num) -> c[j].st=RETRY; c[j].ver=v+1; c[j].pub=0 :: else -> ok=0 fi }
   :: else
   fi;
   if :: ok -> publish(j, v+1) :: else -> drop(j, v) fi
@@ -160,19 +175,20 @@ proctype worker(byte me, num, n) {
      do
      :: i == NC -> break
      :: i < NC ->
-        atomic { ALIVE; ok=0; if :: (c[i].st==READY || c[i].st==RETRY) && c[i].pub -> c[i].st=TAKEN; c[i].own=num; c[i].pub=0; v=c[i].ver; ok=1 :: else fi }
+        atomic { STEP; ok=0; if :: (c[i].st==READY || c[i].st==RETRY) && c[i].pub -> c[i].st=TAKEN; c[i].own=num; c[i].pub=0; v=c[i].ver; ok=1 :: else fi }
         if
         :: ok ->
            if
            :: true ->
-              atomic { ALIVE; assert(MINE(i,v)); assert(c[i].a==c[i].b && c[i].a>0); job=c[i].a; c[i].chg=v+1; c[i].late=1 }       /* a whole job, started */
+              atomic { STEP; assert(MINE(i,v)); assert(c[i].a==c[i].b && c[i].a>0); job=c[i].a; c[i].chg=v+1; c[i].late=1 }       /* a whole job, started */
               /* writes its result area, perhaps much later: the cell must still be its own */
-              atomic { ALIVE; assert(MINE(i,v)); assert(c[i].a==job && c[i].b==job); c[i].res=job }
-              atomic { ALIVE; if :: WORD(i,v,TAKEN,num) -> c[i].st=DONE; ok=1 :: else -> ok=0 fi }
+              atomic { STEP; assert(MINE(i,v)); assert(c[i].a==job && c[i].b==job); c[i].res=job }
+              atomic { STEP; if :: WORD(i,v,TAKEN,num) -> c[i].st=DONE; ok=1 :: else -> ok=0 fi }
               if
               :: ok          /* published in the mailbox: mail.pml */
-              :: !ok -> atomic { ALIVE; assert(WORD(i,v,FENCED,num) || WORD(i,v,OVERDUE,num)); ok=(c[i].st==FENCED); FREEIT(i,v) }
-                 if :: !ok -> atomic { ALIVE; goto die } :: else fi        /* condemned: claims nothing more */
+              :: !ok -> atomic { STEP; assert(WORD(i,v,FENCED,num) || WORD(i,v,OVERDUE,num)); if :: c[i].st==OVERDUE -> n=0 :: else fi }
+                 discard(i, v, num);
+                 if :: n==0 -> break :: else fi        /* condemned: claims nothing more */
               fi
 #ifdef RELEASE
            :: !over -> putback(i, v)
@@ -180,10 +196,11 @@ proctype worker(byte me, num, n) {
            fi
         :: else
         fi;
-        i++; v=0; job=0; ok=0
+        atomic { i++; v=0; job=0; ok=0 }
      od
   od;
-die: skip
+  atomic { STEP }              /* or dies at rest */
+die: atomic { n=0; i=0; v=0; job=0; ok=0 }
 }
 
 /* a dead one whose record is not free yet, in d; its incarnation in k */
@@ -200,19 +217,23 @@ inline finddead() {
 #else
 #define GOESON (rec[d]==DYING && (d!=W || inc==k))
 #endif
+#ifdef BROKEN_LEFT
+#define LEFT(s) (s!=COLLECTED)
+#else
+#define LEFT(s) true
+#endif
 proctype watchdog(byte me; byte n) {
   byte i, j, v, w, x, d, k, st, num=me; bit ok, tmo, found;
 again:
   if
-  :: dead[me] -> goto die
-  :: atomic { n > 0 && !dead[me] -> n-- }      /* the lapsed or overdue: any worker and the other watchdogs count as such at any time */
-  :: atomic { !dead[me] && !over -> n=0; goto die }
-  :: atomic { !dead[me] -> finddead(); if :: d>0 -> goto rescue :: d==0 && over -> goto die :: else -> goto again fi }
+  :: atomic { n > 0 -> n-- }      /* the lapsed or overdue: any worker and the other watchdogs count as such at any time */
+  :: atomic { ANYDEAD -> finddead(); assert(d>0); goto rescue }
+  :: atomic { over && !ANYDEAD -> n=0; goto die }
   fi;
   do
   :: i == NC -> break
   :: i < NC ->
-     atomic { ALIVE; v=c[i].ver; w=c[i].own; st=c[i].st; tmo=(st==TAKEN || (st==RETRY && !c[i].pub)); ok = (tmo && (w==W || (w>=5 && w!=me))); tmo=0;
+     atomic { STEP; v=c[i].ver; w=c[i].own; st=c[i].st; tmo=(st==TAKEN || (st==RETRY && !c[i].pub)); ok = (tmo && (w==W || (w>=5 && w!=me))); tmo=0;
         if :: ok :: else -> v=0; w=0; st=0 fi }
      if
      :: ok && st==TAKEN ->
@@ -223,53 +244,53 @@ again:
 #endif
         fi;
 #ifdef BROKEN_TMO_NOCOPY
-        if :: tmo -> atomic { ALIVE; if :: WORD(i,v,TAKEN,w) -> c[i].st=OVERDUE :: else fi }; goto next :: else fi;
+        if :: tmo -> atomic { STEP; if :: WORD(i,v,TAKEN,w) -> c[i].st=OVERDUE :: else fi }; goto next :: else fi;
 #endif
 #ifdef BROKEN_FENCEFIRST
-        atomic { ALIVE; if :: WORD(i,v,TAKEN,w) -> c[i].st=FENCED; ok=1 :: else -> ok=0 fi }
+        atomic { STEP; if :: WORD(i,v,TAKEN,w) -> c[i].st=FENCED; ok=1 :: else -> ok=0 fi }
         if :: !ok -> goto next :: else fi;
 #endif
         j = 0; ok = 0;
         do
         :: j == NC -> break
-        :: j < NC -> atomic { ALIVE; if :: c[j].st==FREE -> c[j].st=WRITING; c[j].own=me; d=c[j].ver; ok=1 :: else fi }
+        :: j < NC -> atomic { STEP; if :: c[j].st==FREE -> c[j].st=WRITING; c[j].own=me; d=c[j].ver; ok=1 :: else fi }
            if :: ok -> break :: else -> j++ fi
         od;
         if
         :: !ok -> goto next
         :: else
         fi;
-        atomic { ALIVE; x = c[i].a; c[j].a = x; x=0 }
-        atomic { ALIVE; x = c[i].b; c[j].b = x; x=0; c[j].chg=0 }
+        atomic { STEP; x = c[i].a; c[j].a = x; x=0 }
+        atomic { STEP; x = c[i].b; c[j].b = x; x=0; c[j].chg=0 }
 #ifndef BROKEN_NORECHECK
         /* were these really that job's bytes? only then may the copy be seen */
 #ifdef BROKEN_FENCEFIRST
-        atomic { ALIVE; ok = 1 }
+        atomic { STEP; ok = 1 }
 #else
-        atomic { ALIVE; ok = WORD(i,v,TAKEN,w) }
+        atomic { STEP; ok = WORD(i,v,TAKEN,w) }
 #endif
-        if :: !ok -> atomic { ALIVE; assert(WORD(j,d,WRITING,me)); FREEIT(j,d) }; goto next :: else fi;
+        if :: !ok -> atomic { STEP; assert(WORD(j,d,WRITING,me)); FREEIT(j,d) }; goto next :: else fi;
 #endif
         /* RETRY(me); the version was bumped when this cell was last freed, so no reference to it exists */
-        atomic { ALIVE; assert(WORD(j,d,WRITING,me)); c[j].st=RETRY }
+        atomic { STEP; assert(WORD(j,d,WRITING,me)); c[j].st=RETRY }
 #ifdef BROKEN_FENCEFIRST
         publish(j, d);
 #else
-        atomic { ALIVE; if :: WORD(i,v,TAKEN,w) -> assert(!tmo || c[i].chg==v+1); c[i].st=(tmo -> OVERDUE : FENCED); ok=1 :: else -> ok=0 fi }
+        atomic { STEP; if :: WORD(i,v,TAKEN,w) -> assert(!tmo || c[i].chg==v+1); c[i].st=(tmo -> OVERDUE : FENCED); ok=1 :: else -> ok=0 fi }
         if
         :: ok && !tmo -> publish(j, d)
         :: ok && tmo ->      /* the copy becomes the answer */
-           atomic { ALIVE; if :: WORD(j,d,RETRY,me) -> c[j].st=TAKEN :: else -> ok=0 fi }
+           atomic { STEP; if :: WORD(j,d,RETRY,me) -> c[j].st=TAKEN :: else -> ok=0 fi }
            if
            :: ok ->
-              atomic { ALIVE; assert(MINE(j,d)); c[j].res=TIMEOUTRES }
-              atomic { ALIVE; if :: WORD(j,d,TAKEN,me) -> c[j].st=DONE :: else -> ok=0 fi }
+              atomic { STEP; assert(MINE(j,d)); c[j].res=TIMEOUTRES }
+              atomic { STEP; if :: WORD(j,d,TAKEN,me) -> c[j].st=DONE :: else -> ok=0 fi }
               if :: !ok -> drop(j, d) :: else fi
            :: else
            fi
         :: !ok -> /* withdrawn */
 #ifndef BROKEN_NOWITHDRAW
-           atomic { ALIVE; if :: WORD(j,d,RETRY,me) -> FREEIT(j,d) :: else fi }
+           atomic { STEP; if :: WORD(j,d,RETRY,me) -> FREEIT(j,d) :: else fi }
 #endif
            skip
         fi;
@@ -277,7 +298,7 @@ again:
 next:   skip
      :: ok && st==RETRY ->
         /* not published, of one that lives but is slow: claimed and put back (rescue_unpublished) */
-        atomic { ALIVE; ok=0; if :: WORD(i,v,RETRY,w) -> c[i].st=TAKEN; c[i].own=me; c[i].pub=0; ok=1 :: else fi }
+        atomic { STEP; ok=0; if :: WORD(i,v,RETRY,w) -> c[i].st=TAKEN; c[i].own=me; c[i].pub=0; ok=1 :: else fi }
         if :: ok -> putback(i, v) :: else fi
      :: else
      fi;
@@ -289,52 +310,39 @@ rescue:
   do
   :: i == NC -> break
   :: i < NC ->
-     atomic { ALIVE; v=c[i].ver; st=c[i].st; w=c[i].own; tmo=c[i].pub; ok=(w==d && st!=FREE && !((st==RETRY || st==READY) && tmo) && st!=DONE) }
-     if :: ok -> atomic { ALIVE; if :: GOESON -> found=1 :: else -> ok=0; found=1; i=NC-1 fi } :: else fi;
+     atomic { STEP; v=c[i].ver; st=c[i].st; w=c[i].own; tmo=c[i].pub; ok=(w==d && st!=FREE && LEFT(st) && !((st==RETRY || st==READY) && tmo) && st!=DONE) }
+     if :: ok -> atomic { STEP; if :: GOESON -> found=1 :: else -> ok=0; found=1; i=NC-1 fi } :: else fi;
      if
      :: ok && st==TAKEN ->
         /* taken over, so that one process alone writes into the cell */
-        atomic { ALIVE; ok=0; if :: WORD(i,v,st,d) -> c[i].own=me; c[i].ver=v+1; ok=1 :: else fi }
+        atomic { STEP; ok=0; if :: WORD(i,v,st,d) -> c[i].own=me; c[i].ver=v+1; ok=1 :: else fi }
         if
         :: ok ->
-           atomic { ALIVE; assert(MINE(i,v+1)) }      /* writes down the death */
+           atomic { STEP; assert(MINE(i,v+1)) }      /* writes down the death */
            putback(i, v+1)
         :: else
         fi
      :: ok && st==RETRY ->
-        atomic { ALIVE; ok=0; if :: WORD(i,v,st,d) -> c[i].st=TAKEN; c[i].own=me; c[i].pub=0; ok=1 :: else fi }
+        atomic { STEP; ok=0; if :: WORD(i,v,st,d) -> c[i].st=TAKEN; c[i].own=me; c[i].pub=0; ok=1 :: else fi }
         if :: ok -> putback(i, v) :: else fi
-     :: ok && st!=TAKEN && st!=RETRY ->
-        atomic { ALIVE; if :: WORD(i,v,st,d) -> FREEIT(i,v) :: else fi }
+     :: ok && (st==FENCED || st==OVERDUE) -> discard(i, v, d)
+     :: ok && st!=TAKEN && st!=RETRY && st!=FENCED && st!=OVERDUE ->
+        atomic { STEP; if :: WORD(i,v,st,d) -> FREEIT(i,v) :: else fi }
      :: else
      fi;
      atomic { i++; v=0; st=0; w=0; tmo=0; ok=0 }
   od;
-  atomic { ALIVE; i=0; if :: !found && rec[d]==DYING && (d!=W || inc==k) -> rec[d]=UNUSED :: else fi; d=0; k=0; found=0; goto again }
-die: skip
+  atomic { STEP; i=0; if :: !found && rec[d]==DYING && (d!=W || inc==k) -> rec[d]=UNUSED :: else fi; d=0; k=0; found=0; goto again }
+die: atomic { n=0; i=0; j=0; v=0; w=0; x=0; d=0; k=0; st=0; ok=0; tmo=0; found=0 }
 }
 #ifdef REUSE
 proctype newcomer() {
   if
-  :: atomic { rec[W]==UNUSED && !over -> inc=2; rec[W]=USED } run worker(4, W, 1)
-  :: over
+  :: atomic { rec[W]==UNUSED -> inc=2; rec[W]=USED } run worker(4, W, 1)
+  :: true      /* or never comes */
   fi
 }
 #endif
-proctype killer() {
-  do
-  :: atomic { deaths < MAXDEATHS -> deaths++;
-     if :: !dead[2] -> dead[2]=1 :: !dead[5] -> dead[5]=1
-#if NWD>1
-        :: !dead[6] -> dead[6]=1
-#endif
-#ifdef REUSE
-        :: !dead[4] && inc==2 -> dead[4]=1
-#endif
-     fi }
-  :: break
-  od
-}
 byte q;
 init {
   byte i, v;
@@ -350,12 +358,10 @@ init {
 #if NWD>1
     run watchdog(6, PASSES);
 #endif
-    run killer() }
-#ifdef REUSE
-  (_nr_pr <= 2); over = 1; (_nr_pr == 1);
-#else
-  (_nr_pr == 1); over = 1;
-#endif
+  }
+  /* everybody has finished, or waits for what will not come */
+  (timeout);
+  atomic { over = 1; deaths = MAXDEATHS } (_nr_pr == 1);
   run watchdog(7, 0); (_nr_pr == 1);
   run worker(3, 3, 1); (_nr_pr == 1);
   collect();
