@@ -67,9 +67,8 @@ RUNS = {
     },
     "mail": {
         "sound": [
-            "-DMAXDEATHS=1 -DNRES=1 -DONECOL",
             "-DMAXDEATHS=2 -DNRES=1 -DONECOL",
-            "-DMAXDEATHS=1 -DNRES=2 -DONECOL -DNJ2=0",
+            "-DMAXDEATHS=1 -DNRES=2 -DONECOL",
         ],
         "broken": [
             "-DMAXDEATHS=2 -DNRES=1 -DONECOL -DMARKLATE",
@@ -80,7 +79,7 @@ RUNS = {
             "-DMAXDEATHS=2 -DNRES=1 -DONECOL -DBROKEN_NOJOBID",
             "-DMAXDEATHS=2 -DNRES=1 -DONECOL -DNODUPCHECK",
         ],
-        "long": ["-DMAXDEATHS=2 -DNRES=1", "-DMAXDEATHS=1 -DNRES=2 -DONECOL"],
+        "long": ["-DMAXDEATHS=2 -DNRES=1"],
     },
     "lapsed": {
         "sound": [
