@@ -85,6 +85,7 @@ RUNS = {
         "sound": [
             "-DMAXDEATHS=1",
             "-DMAXDEATHS=2",
+            "-DMAXDEATHS=1 -DNC=3 -DNJ=2 -DNOTIMEOUT -DNOCANCEL",
             "-DMAXDEATHS=1 -DNOCANCEL -DROUNDS=1 -DRELEASE",
             f"-DMAXDEATHS=1 {TWO_WATCHDOGS}",
             f"-DMAXDEATHS=2 {TWO_WATCHDOGS} -DNOTIMEOUT",
@@ -101,7 +102,7 @@ RUNS = {
             f"-DMAXDEATHS=1 {TWO_WATCHDOGS} -DBROKEN_NOCHARGE",
             f"-DMAXDEATHS=1 {TWO_WATCHDOGS} -DNOTIMEOUT -DREUSE -DBROKEN_NOINC",
         ],
-        "long": ["-DMAXDEATHS=1 -DNC=3 -DNJ=2 -DNOTIMEOUT -DNOCANCEL", "-DMAXDEATHS=1 -DNC=3 -DNJ=2"],
+        "long": ["-DMAXDEATHS=1 -DNC=3 -DNJ=2"],
     },
     "blocks": {
         "sound": [

@@ -9,12 +9,13 @@
      spin -a -DMAXDEATHS=1 lapsed.pml && gcc -O1 -w -DSAFETY -DCOLLAPSE -o pan pan.c && ./pan -m1000000
                                                         560 thousand states, no error
      -DMAXDEATHS=2                                      686 thousand
+     -DMAXDEATHS=1 -DNC=3 -DNJ=2 -DNOTIMEOUT -DNOCANCEL 946 thousand (a cell used again for another job)
      -DMAXDEATHS=1 -DNOCANCEL -DROUNDS=1 -DRELEASE      244 thousand (a worker may also give its job back)
      two watchdogs, -DNWD=2 -DNOHEALTHY -DNOCANCEL -DROUNDS=0 with
        -DMAXDEATHS=1                                    361 thousand
        -DMAXDEATHS=2 -DNOTIMEOUT                        428 thousand
        -DMAXDEATHS=1 -DNOTIMEOUT -DREUSE                921 thousand (and somebody takes the dead worker's number)
-     three cells and two jobs (a cell used again for another job) are in check.py --long: NOT run as the model is now
+     three cells and two jobs, with timeouts and cancelling, are in check.py --long: NOT run as the model is now
    Variants that must fail:
      -DBROKEN_FENCEFIRST    fence, then copy (no spare cell, or dies between: job lost)
      -DBROKEN_TMO_NOCOPY    an overdue job is fenced without a copy (job lost: its cell is freed, nobody answers)
