@@ -1,7 +1,7 @@
 /* The deque's indexes and `pushes` (subetha/_deque.pxd, _shareddeque.pxd, ring_repair and ring_rescue_pass in _sharedring.pxd) in a small
    world: an owner with 2 operations (push, push_batch of 2, pop, in any order), 2 thieves, a rescuer, a second owner process that takes over
-   when the first has died and was rescued; 2 cells, 2 places (so positions wrap, and a push may find a live reference in its way: it goes on
-   into `back`), with -DNREP=1 a repair at any moment. Anybody may die or stop at any step. What is put back is published in the ring `back`
+   when the first has died and was rescued; 2 cells, 2 places (so positions wrap; with -DRELEASE -DBACKFIRST a push also finds a live reference
+   in its way, which goes on into `back`), with -DNREP=1 a repair at any moment. Anybody may die or stop at any step. What is put back is published in the ring `back`
    in a step of its own; with -DRELEASE thieves put back too, with -DBACKFIRST every take looks there first.
    Checked: a pushed item has exactly one result, one that was not accepted at most one; of a batch either all have one or none, also where
    its owner died on the way; at the end a thief alone can drain everything and every cell is free.
