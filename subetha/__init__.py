@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from subetha.errors import ExecutionError as ExecutionError
     from subetha.errors import Full as Full
     from subetha.errors import HeartbeatError as HeartbeatError
+    from subetha.errors import JobCancelled as JobCancelled
     from subetha.errors import JobTimeout as JobTimeout
     from subetha.errors import LayoutMismatch as LayoutMismatch
     from subetha.errors import MapFull as MapFull
@@ -101,9 +102,9 @@ _MODULE_OF = {
     for module, names in {
         "_core": "Claim HeartbeatTable JobClaim Pass SharedDeque SharedHashMap SharedRing SubmittedResult",
         "dispatcher": "Axis DequeVariant MmfDispatcher MmfFamily MmfWorkloadShape WorkloadShape",
-        "errors": "ArenaFull ArenaTooSmall ArgsTooLarge CallFailed Empty ExecutionError Full HeartbeatError JobTimeout "
-        "LayoutMismatch MapFull NotOwner PassError PayloadTooLarge RemoteTraceback ResultTooLarge SchedError SubethaError "
-        "TableFull TransportError UnknownClosureId UnsupportedTransportFamily WorkerDied",
+        "errors": "ArenaFull ArenaTooSmall ArgsTooLarge CallFailed Empty ExecutionError Full HeartbeatError JobCancelled "
+        "JobTimeout LayoutMismatch MapFull NotOwner PassError PayloadTooLarge RemoteTraceback ResultTooLarge SchedError "
+        "SubethaError TableFull TransportError UnknownClosureId UnsupportedTransportFamily WorkerDied",
         "executor": "Executor default_executor set_default_executor",
         "failover": "FailoverWatchdog ReclaimReport iter_in_flight_bits",
         "futures": "JobFuture",

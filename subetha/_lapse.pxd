@@ -6,6 +6,9 @@ Lapsed moves work, dead moves memory: such a process may wake and write at any m
     the original   TAKEN(w) -> FENCED(w) or OVERDUE(w): w's result is refused from here on; w or its rescuer frees the cell
     the copy       then published in `back`; where it was overdue: -> TAKEN(me) -> DONE(me) with JobTimeout, delivered
 
+A job that runs and is cancelled is overdue at once: whoever cancels it says so in the cell (`cancel`, which goes into the copy) and
+does the same; then its client gets JobCancelled.
+
 In this order: a copy alone is withdrawn (or is a double, which its client drops by the job id), a fence alone would lose the job.
 In a durable queue the disk has each step before the next one.
 """
@@ -19,7 +22,9 @@ from subetha._blocks cimport block_allocate, block_data, block_link, block_of
 from subetha._cells cimport (
     cell_publish, cell_word, cells_acquire, word_is_one_of, word_owner, word_pack, word_state, word_version,
 )
-from subetha._layout cimport CLAIMABLE, COLLECTABLE, DONE, FENCED, OK, OVERDUE, RETRY, TAKEN, JobCell
+from subetha._layout cimport (
+    CLAIMABLE, COLLECTABLE, DONE, EMPTY, FENCED, LOST, OK, OVERDUE, RETRY, TAKEN, Code, JobCell,
+)
 from subetha._queue cimport (
     LEVELS, Mailbox, Queue, block_synced, cell_synced, claim_lost, deadline_put, job_area, job_cell, job_charge, job_free_if,
     job_level, queue_deliver, queue_mailbox, queue_publish_back, result_write,
@@ -127,6 +132,24 @@ cdef inline bint fence_job(Queue *q, uint64_t index, uint64_t word, uint32_t sta
     if queue_publish_back(q, level, word_version(waits), copy) != OK:
         refs_call_for_repair(&q.back[level])
     return True
+
+
+cdef inline Code queue_cancel_running(Queue *q, uint64_t job_id) noexcept nogil:
+    """End a job that has been started. EMPTY: nobody has it; LOST: not just now, it is only claimed or there is no spare cell."""
+    cdef uint64_t i, word
+    cdef JobCell *cell
+    for i in range(q.cells.count):
+        word = load_acquire_u64(cell_word(&q.cells, i))
+        cell = job_cell(q, i)
+        if word_state(word) != TAKEN or load_relaxed_u64(&cell.job_id) != job_id:
+            continue
+        # J2: pairs with J1
+        if load_acquire_u32(&cell.charged) != job_charge(word):
+            return LOST
+        # it stays there where the fence fails: should the job run on, it is not wanted
+        store_relaxed_u32(&cell.cancel, 1)
+        return OK if fence_job(q, i, word, OVERDUE) else LOST
+    return EMPTY
 
 
 cdef inline bint mark_all(Queue *q, uint8_t *seen) noexcept nogil:

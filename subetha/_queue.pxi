@@ -1,11 +1,14 @@
 # QueueHandle: the queue directory's core (algorithms: _queue.pxd, _blocks.pxd). jobqueue.py makes the files and the JobQueue.
 
 cdef uint64_t JOB_CELL_BYTES = layout.JOB_CELL.itemsize
+cdef extern from "unistd.h" nogil:
+    int usleep(unsigned int us)
 cdef extern from "fcntl.h" nogil:
     int posix_fallocate(int fd, int64_t offset, int64_t length)
 
 cdef enum:
     ROOM_TRIES = 64         # at a place in the table that others make room in
+    CANCEL_MS = 1000        # for a job that runs to be ended
     IDLE_QUOTA_MS = 2000    # at its quota, with every job finished and nobody collecting: then Full is said
 
 cdef str QUOTA_TEXT = (
@@ -764,6 +767,52 @@ cdef class QueueHandle(Mapped):
                 )
             finally:
                 text_done(&text)
+        finally:
+            self.leave()
+
+    def cancel_running(self, job_id):
+        """End a job that runs: its submitter gets `JobCancelled`, and its worker's supervisor kills that process.
+
+        As with a job that ran out of time: what the worker answers later is refused, it claims nothing more, and whoever
+        started it ends it (`overdue_pids`). The job may have done some of its work.
+
+        Parameters
+        ----------
+        job_id : int
+            What `submit` gave back.
+
+        Returns
+        -------
+        bool
+            False: it does not run (it waits, is done, or is not known).
+
+        Raises
+        ------
+        TransportError
+            It could not be done in a second: the queue has no spare cell, or its worker was stopped between claiming and starting
+            it.
+        """
+        cdef uint64_t wanted = self.checked_job_id(job_id)
+        cdef int64_t deadline = monotonic_ns() + CANCEL_MS * <int64_t> 1000000
+        cdef Code code
+        self.enter()
+        try:
+            self.join()
+            while True:
+                with nogil:
+                    code = queue_cancel_running(&self.queue, wanted)
+                if code != LOST:
+                    break
+                PyErr_CheckSignals()
+                if monotonic_ns() >= deadline:
+                    raise errors.TransportError(
+                        f"{self.file_path}: job {job_id} could not be cancelled in {CANCEL_MS / 1000} s: no spare cell is free, or "
+                        "its worker was stopped before it started it; try again"
+                    )
+                with nogil:
+                    usleep(200)
+            self.check_synced()
+            return code == OK
         finally:
             self.leave()
 

@@ -231,10 +231,14 @@ cdef inline void finish_error(Queue *q, JobCell *cell, uint64_t index, int lengt
 
 
 cdef inline void write_timeout(Queue *q, JobCell *cell, uint64_t index) noexcept nogil:
-    finish_error(q, cell, index, snprintf(
-        <char *> result_area(q, index) + HEADER_OF_RESULT, q.result_bytes - HEADER_OF_RESULT,
-        "JobTimeout: it ran longer than %.3f s, its timeout", <double> cell.timeout_ns * 1e-9,
-    ))
+    cdef char *text = <char *> result_area(q, index) + HEADER_OF_RESULT
+    cdef uint64_t room = q.result_bytes - HEADER_OF_RESULT
+    if load_relaxed_u32(&cell.cancel):
+        finish_error(q, cell, index, snprintf(text, room, "JobCancelled: it was cancelled while it ran"))
+    else:
+        finish_error(q, cell, index, snprintf(
+            text, room, "JobTimeout: it ran longer than %.3f s, its timeout", <double> cell.timeout_ns * 1e-9
+        ))
 
 
 cdef inline void write_letter(Queue *q, JobCell *cell, uint64_t index) noexcept nogil:

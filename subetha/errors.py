@@ -121,5 +121,9 @@ class JobTimeout(PassError, TimeoutError):
     """A job ran longer than its timeout allowed, and was ended."""
 
 
+class JobCancelled(PassError):
+    """A job was cancelled while it ran; whether it had done anything by then is not known."""
+
+
 class ResultTooLarge(SchedError, PassError):
     """A result does not fit the result transport; it reaches the submitter in place of the result."""

@@ -25,7 +25,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from subetha._core import Pass, SubmittedResult
 from subetha.calls import Options, Outcome, outcome_of
-from subetha.errors import ArenaFull, ArenaTooSmall, Empty, ExecutionError, Full, PassError
+from subetha.errors import ArenaFull, ArenaTooSmall, Empty, ExecutionError, Full, JobCancelled, PassError
 from subetha.jobqueue import JobQueue
 from subetha.layout import STATE_SHIFT, CellState
 
@@ -165,16 +165,26 @@ class JobFuture(Future[T], Generic[T]):
 
     # ---- what users call ----
 
-    def cancel(self) -> bool:
+    def cancel(self, *, running: bool = False) -> bool:
         """Take the job back, where no worker has it yet.
+
+        Parameters
+        ----------
+        running : bool
+            End it also where one has it: that worker is killed and replaced.
 
         Returns
         -------
         bool
             Whether it is cancelled; False where it runs or is done.
+
+        Raises
+        ------
+        TransportError
+            A running one could not be ended in a second.
         """
         if self._state == PENDING:
-            self._client.cancel(self)
+            self._client.cancel(self, running)
         return self._state == CANCELLED_AND_NOTIFIED
 
     def cancelled(self) -> bool:
@@ -376,12 +386,21 @@ class Client:
                 pass
             self.check()
 
-    def cancel(self, future: JobFuture[Any]) -> None:
-        """Cancel the future's job where it waits."""
+    def cancel(self, future: JobFuture[Any], running: bool = False) -> None:
+        """Cancel the future's job where it waits, or also where it runs."""
         self._check_process()
         assert future.job_id is not None
-        if self.queue.cancel(future.job_id):
-            self._settle(future.job_id, future, CANCELLED_AND_NOTIFIED, None)
+        while not self.queue.cancel(future.job_id):
+            if not running or future._state != PENDING:
+                return
+            if self.queue.cancel_running(future.job_id):
+                # what comes as its result says so, and is here already
+                self.wait_for(future, None)
+                return
+            if self.state_of(future) not in (CellState.READY, CellState.RETRY):
+                # done, then; otherwise it was put back between the two looks
+                return
+        self._settle(future.job_id, future, CANCELLED_AND_NOTIFIED, None)
 
     def cancel_all(self) -> None:
         """Cancel every job that waits."""
@@ -504,7 +523,8 @@ class Client:
             result = taken[-1]
             future = self._pending.get(result.token)
             if future is not None:
-                self._settle(result.token, future, FINISHED, result.result)
+                state = CANCELLED_AND_NOTIFIED if isinstance(result.result, JobCancelled) else FINISHED
+                self._settle(result.token, future, state, result.result)
             else:
                 self._early[result.token] = result.result
                 self._settle_early(result.token)

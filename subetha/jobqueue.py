@@ -149,7 +149,7 @@ class JobQueue(QueueHandle):
     submit, claim or receive, and its results come back to it alone. Results that were not collected when it closes are
     dropped; its jobs still run.
 
-    Calls: `submit`, `cancel`, `try_recv`, `recv`, `recv_many`, `try_claim`, `claim`, `stats`, `cells`, `rescue`,
+    Calls: `submit`, `cancel`, `cancel_running`, `try_recv`, `recv`, `recv_many`, `try_claim`, `claim`, `stats`, `cells`, `rescue`,
     `progress`, `dead_letters`, `retry_dead`, `drop_dead`, `quarantined`, `repair`, `close`.
     """
 

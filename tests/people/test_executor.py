@@ -855,3 +855,44 @@ class TestProgress:
         from subetha import progress
 
         progress(1, 2)
+
+
+class TestCancellingWhatRuns:
+    def test_its_worker_is_killed_and_replaced_and_the_others_go_on(self, one, gate):
+        pid = one.submit(os.getpid).result(WAIT_S)
+        running = one.submit(gate.job())
+        others = [one.submit(abs, -n) for n in range(5)]
+        gate.wait()
+        told = []
+        running.add_done_callback(told.append)
+        assert running.cancel(running=True)
+        assert running.cancelled()
+        with pytest.raises(CancelledError):
+            running.result(0)
+        assert [future.result(WAIT_S) for future in others] == list(range(5))
+        assert one.submit(os.getpid).result(WAIT_S) != pid
+        assert told == [running]
+
+    def test_what_waits_is_cancelled_without_killing_anybody(self, one, gate):
+        running = one.submit(gate.job())
+        waiting = one.submit(pow, 2, 2)
+        gate.wait()
+        assert waiting.cancel(running=True)
+        gate.open()
+        assert running.result(WAIT_S) == "gone on"
+
+    def test_what_is_done_stays_done(self, one):
+        future = one.submit(pow, 2, 2)
+        assert future.result(WAIT_S) == 4
+        assert not future.cancel(running=True)
+        assert future.result() == 4
+
+    def test_at_any_moment_a_future_is_either_cancelled_or_has_its_result(self, two):
+        ends = []
+        for n in range(30):
+            future = two.submit(time.sleep, 0.001)
+            time.sleep(n * 0.0001)
+            cancelled = future.cancel(running=True)
+            ends.append(outcome(future))
+            assert ends[-1] == (CancelledError if cancelled else None)
+        assert two.submit(pow, 2, 2).result(WAIT_S) == 4

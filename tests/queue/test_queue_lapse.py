@@ -7,7 +7,7 @@ import signal
 import numpy as np
 import pytest
 
-from subetha.errors import ExecutionError, HeartbeatError, JobTimeout, TransportError
+from subetha.errors import ExecutionError, HeartbeatError, JobCancelled, JobTimeout, TransportError
 from subetha.jobqueue import JobQueue
 from subetha.layout import LINES_OFFSET, TABLE_LINES, VERSION_SHIFT
 from subetha.pass_registry import Pass
@@ -203,6 +203,47 @@ def test_a_worker_that_is_killed_over_a_job_out_of_time_takes_no_other_with_it(m
     claim.ack()
     all_is_free(queue)
     assert queue.dead_letters() == []
+
+
+def test_a_running_job_that_is_cancelled_is_answered_and_its_worker_claims_nothing_more(make, participant):
+    queue = make()
+    unwanted = queue.submit(Pass(1, b"unwanted"), max_attempts=1)
+    worker = with_the_job_in_hand(participant)
+    assert not queue.cancel(unwanted)
+    assert queue.cancel_running(unwanted)
+    result = queue.recv(0)
+    assert (result.token, type(result.result)) == (unwanted, JobCancelled)
+    assert queue.overdue_pids() == {worker.pid}
+    assert not queue.cancel_running(unwanted)
+    worker.do(LATE)
+    assert "its job ran out of time" in worker.get("str(error)")
+    worker.do("try:\n    queue.claim(0)\nexcept Exception as raised:\n    error = raised")
+    assert worker.get("type(error).__name__") == HeartbeatError.__name__
+    all_is_free(queue)
+
+
+def test_only_a_job_that_runs_can_be_cancelled_so(make):
+    queue = make()
+    waits = queue.submit(Pass(1, b"waits"))
+    assert not queue.cancel_running(waits)
+    claim = queue.claim(0)
+    with pytest.raises(TransportError, match=r"could not be cancelled in 1.0 s: .* before it started it"):
+        queue.cancel_running(waits)
+    claim.started()
+    claim.reply(encode_result(0, b"done"))
+    assert not queue.cancel_running(waits)
+    assert queue.recv(0).result == b"done"
+    assert not queue.cancel_running(waits)
+
+
+def test_a_long_job_that_runs_is_cancelled_with_its_block(make, participant):
+    queue = make()
+    unwanted = queue.submit(Pass(1, bytes(10_000)))
+    worker = with_the_job_in_hand(participant)
+    assert queue.cancel_running(unwanted)
+    assert isinstance(queue.recv(0).result, JobCancelled)
+    worker.do(LATE)
+    all_is_free(queue)
 
 
 def test_a_job_that_ends_in_time_is_left_alone(make):
