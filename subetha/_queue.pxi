@@ -952,8 +952,8 @@ cdef class QueueHandle(Mapped):
                 self.check_lock()
                 if private_get(&self.is_condemned):
                     raise errors.HeartbeatError(
-                        f"{self.file_path}: a job of this process ran out of time, and its supervisor may end the process at any "
-                        "moment; claim nothing more and exit"
+                        f"{self.file_path}: a job of this process ran out of time, or was cancelled, and its supervisor may end the "
+                        "process at any moment; claim nothing more and exit"
                     )
                 code = self.take_mending(&ref)
                 if code == OK:
@@ -1327,7 +1327,8 @@ cdef class JobClaim(Claim):
         if how == OVERDUE:
             private_set(&handle.is_condemned, 1)
             raise errors.TransportError(
-                f"{handle.file_path}: this claim was taken away, its job ran out of time; drop the result, and end this process"
+                f"{handle.file_path}: this claim was taken away, its job ran out of time or was cancelled; drop the result, and end "
+                "this process"
             )
         raise_code(LOST, handle.file_path, "")
 
@@ -1487,4 +1488,8 @@ cdef class JobClaim(Claim):
         ):
             # nobody ends this claim any more; what still looks at the payload keeps the mapping, not the message
             self.view = self.shown = None
-            self.finish(True)
+            try:
+                self.finish(True)
+            except errors.TransportError:
+                # taken away meanwhile, so there is nothing to give back; that is counted
+                pass

@@ -227,13 +227,30 @@ def test_only_a_job_that_runs_can_be_cancelled_so(make):
     waits = queue.submit(Pass(1, b"waits"))
     assert not queue.cancel_running(waits)
     claim = queue.claim(0)
-    with pytest.raises(TransportError, match=r"could not be cancelled in 1.0 s: .* before it started it"):
+    with pytest.raises(TransportError, match=r"could not be cancelled in 1 s: .* before it started it"):
         queue.cancel_running(waits)
     claim.started()
     claim.reply(encode_result(0, b"done"))
     assert not queue.cancel_running(waits)
     assert queue.recv(0).result == b"done"
     assert not queue.cancel_running(waits)
+
+
+def test_a_claim_that_was_taken_away_can_be_forgotten(make, participant):
+    queue = make()
+    unwanted = queue.submit(Pass(1, b"unwanted"))
+    worker = with_the_job_in_hand(participant)
+    assert queue.cancel_running(unwanted)
+    worker.do(
+        "import gc, sys",
+        "told = []",
+        "sys.unraisablehook = told.append",
+        "held.clear()",
+        "gc.collect()",
+    )
+    assert worker.get("(told, queue.refused)") == [[], 1]
+    assert isinstance(queue.recv(0).result, JobCancelled)
+    all_is_free(queue)
 
 
 def test_a_long_job_that_runs_is_cancelled_with_its_block(make, participant):
