@@ -286,10 +286,13 @@ cdef class SharedHashMap(Numbered):
     def __contains__(self, key):
         cdef MapKey sought
         cdef MapFound found
+        cdef bint is_there
         self.enter()
         try:
             self.key_of(key, &sought)
-            return self.find(&sought, False, &found) == OK
+            is_there = self.find(&sought, False, &found) == OK
+            self.observe(OP_GET, not is_there, found.length if is_there else 0)
+            return is_there
         finally:
             self.leave()
 

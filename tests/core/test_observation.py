@@ -274,6 +274,8 @@ def test_a_map_records_lookups_changes_and_those_that_found_or_changed_nothing(s
         shared[b"k"] = b"four"
         assert shared.get(b"k") == b"four"
         assert shared.get(b"other") is None
+        assert b"k" in shared
+        assert b"other" not in shared
         assert shared.setdefault(b"k", b"another") == b"four"
         assert not shared.compare_and_swap(b"k", b"wrong", b"x")
         assert shared.pop(b"k") == b"four"
@@ -285,6 +287,8 @@ def test_a_map_records_lookups_changes_and_those_that_found_or_changed_nothing(s
         found = seen(shared.ring)
     assert found == [
         (Op.PUT, 4, 0),
+        (Op.GET, 4, 0),
+        (Op.GET, 0, 1),
         (Op.GET, 4, 0),
         (Op.GET, 0, 1),
         (Op.PUT, 7, 1),
