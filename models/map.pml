@@ -4,13 +4,15 @@
    or stop for ever (MAXSTOPS) at any step, or go on generations later. At the end all the dead are rescued; with -DMOVEATREST one more
    move must succeed, too.
    -DHAS0, -DHAS1: the key is there from the start; -DCLEANED: begins in a move, the other array clean; -DTORN: a value is two words;
-   -DAPART: the second key begins at the second slot.
+   -DAPART: the second key begins at the second slot; -DBLOCKS: values lie in blocks (subetha/_mapvalues.pxd), NB of them; a call that finds no
+   block does nothing.
    A slot's word: generation, form, cell, the cell's version. A reader looks into the array of the generation that it has read in this call and
    nowhere else: what a frozen slot says was current when the phase was read, or when it was frozen, whichever was later.
    Checked: each CAS that changes a key replaces what the map says (`now`); what a lookup answers was current at some moment of the call (`mask`),
    and in one piece; no key stands twice in a generation; a move carries every key on; nobody begins again unless the phase has changed; no
-   word that is not frozen refers to a cell that has moved on; at the end each cell is FREE, or READY(0) and referenced once, and the
-   slots are what the map says.
+   word that is not frozen refers to a cell that has moved on; a block is written by its owner alone, and belongs to its cell while that is
+   READY; at the end each cell is FREE, or READY(0) and referenced once, each block is FREE, its cell's, or of a cell that has moved on, and
+   the slots are what the map says.
      spin -a -DHAS0 -DN1=1 -DN2=1 -DOPS1=SET -DOPS2=SET+DEL -DN5=1 -DMAXDEATHS=1 -DCLEANED map.pml && gcc -w -DSAFETY -DCOLLAPSE -o pan pan.c && ./pan -m1000000
                                                               0.6 million states, no error
    The other worlds are in check.py (two of the long ones were not run to their end: 32 and 22 million states without an error). So are the variants
@@ -30,9 +32,14 @@
      -DBROKEN_BOTH          it takes words of the other array for references, too (what was overwritten since is in a frozen one: leak)
      -DBROKEN_MARKFIRST     it reads the cells' words after the scan (published between: a live key's cell is freed)
      -DBROKEN_OLDPHASE      a reader uses the phase of an earlier call (answers what was deleted before this call)
+     -DBLOCKS -DBROKEN_NOBLOCKLOOK   a reader believes what it has copied out of a block for as long as nobody has claimed the cell (the block of a free
+                            cell is anybody's: what another one writes there is answered)
+     -DBLOCKS -DBROKEN_LATELINK   the block is linked after its cell is READY (a reader finds a cell without a block)
+     -DBLOCKS -DBROKEN_EARLYTAKE   a block whose cell is still of its version, in any hands, is taken
+     -DBLOCKS -DBROKEN_NOBLOCKRESCUE   the rescue does not look at blocks (leak)
      -DREADYONLY -DLOOKATABSENT -DBROKEN_GONE   a reader begins again at a frozen absent slot whose cell has moved on (for as long as the mover is stopped)
    Switches that change nothing: -DREADBOTH (a reader goes on in the other array from a frozen word), -DFREEONCE (one try to free what was replaced).
-   Not in it: whether new keys leave cells for overwrites, a reused number (cells.pml, lapsed.pml), versions that wrap, damage, weak memory. */
+   Not in it: whether new keys leave cells for overwrites, giving the disk space of a free block back (who does has it as OWNED, as one who writes), a reused number (cells.pml, lapsed.pml), versions that wrap, damage, weak memory. */
 #define EMPTY 0
 #define FEMPTY 1         /* frozen */
 #define ABSENT 2
@@ -149,6 +156,18 @@
 #define G (p>>2)
 #define PH (p&3)
 #define IS(c,w) (CST(cw[c])==READY && CVER(cw[c])==VER(w))
+#ifndef NB
+#define NB 3
+#endif
+/* a block's word */
+#define BFREE 0
+#define BOWNED(o) (256+(o))
+#define LINK(c,v) (512 | (c)<<4 | (v))
+#ifdef BROKEN_EARLYTAKE
+#define ORPHAN(b) ((b)>=512 && CST(cw[((b)>>4)&3])!=WRITING)
+#else
+#define ORPHAN(b) ((b)>=512 && CVER(cw[((b)>>4)&3])>((b)&15))
+#endif
 /* asked after something was read: it was still there. Nobody writes into a cell that is only FREE */
 #ifdef READYONLY
 #define WAS(c,w) IS(c,w)
@@ -158,6 +177,9 @@
 
 short s[2*S];
 short cw[NC]; byte key[NC], d0[NC], d1[NC];
+#ifdef BLOCKS
+short bw[NB]; byte b0[NB], b1[NB], ref[NC];     /* d0 and d1 are then what the cell's value was meant to be */
+#endif
 byte phase;
 byte deaths, stops; bit dead[8], resc[8];
 /* what a map would say: a key's value, 0 where it is absent; and the values that were current since an operation began */
@@ -182,8 +204,14 @@ byte q, qq;
 
 proctype P(byte me; byte n; byte ops; byte keys) {
   byte op, k, p, i, m, c, x, y, e, nc, d; bit o, found; short w, u, nw;
+#ifdef BLOCKS
+  byte b; bit is;
+#endif
 next:
   atomic {
+#ifdef BLOCKS
+    b=0; is=0;
+#endif
     op=0; k=0; p=0; i=0; m=0; c=0; x=0; y=0; e=0; d=0; o=0; found=0; w=0; u=0; nw=0; mask[me]=0; mkey[me]=0; assert(nc==0);
     if :: n==0 -> goto end :: else fi; n--;
     if :: ops&GET -> op=GET :: ops&INS -> op=INS :: ops&SET -> op=SET :: ops&CAS -> op=CAS :: ops&DEL -> op=DEL
@@ -251,15 +279,32 @@ probe:
   :: ((op==GET || op==INS || op==CAS) && TAG(w)==PRESENT) || TAG(w)==FPRESENT ->
 #endif
 value:
+#ifdef BLOCKS
+     atomic { STEP; b=ref[c] }
+     atomic { STEP; is=(bw[b]==LINK(c,VER(w))) }
+     /* a cell that is READY has its block */
+     atomic { STEP; if :: !is -> b=0; assert(!IS(c,w)); goto gone :: WAS(c,w) -> is=0 :: else -> b=0; is=0; goto gone fi }
+     atomic { STEP; x=b0[b] }
+#ifdef TORN
+     atomic { STEP; y=b1[b] }
+#else
+     y=x;
+#endif
+#else
      atomic { STEP; x=d0[c] }
 #ifdef TORN
      atomic { STEP; y=d1[c] }
 #else
      y=x;
 #endif
+#endif
      atomic {
        STEP;
+#if defined(BLOCKS) && !defined(BROKEN_NOBLOCKLOOK)
+       if :: bw[b]==LINK(c,VER(w)) -> b=0 :: else -> b=0; goto gone fi;
+#else
        if :: WAS(c,w) -> skip :: else -> goto gone fi;
+#endif
        assert(x==y);
        if
        :: op==GET || op==INS -> assert(mask[me] & (1<<x)); goto answered
@@ -338,11 +383,40 @@ alloc:
        cw[nc-1]=CW(CVER(cw[nc-1]),WRITING,me); assert(CVER(cw[nc-1])<15)
      }
      atomic { STEP; key[nc-1]=k }
+#ifdef BLOCKS
+     do
+     :: b==NB -> break
+     :: else ->
+        atomic { STEP; u=bw[b] }
+        atomic { STEP; is=(u==BFREE || ORPHAN(u)) }
+        if
+        :: is -> is=0; atomic { STEP; if :: bw[b]==u -> bw[b]=BOWNED(me); u=0; break :: else -> b++ fi }
+        :: else -> b++
+        fi;
+        u=0
+     od;
+     if
+     :: b==NB -> b=0; w=0; c=0; goto answered
+     :: else
+     fi;
+     atomic { STEP; assert(bw[b]==BOWNED(me)); d0[nc-1]=2*me-1+(n&1); d1[nc-1]=d0[nc-1]; b0[b]=d0[nc-1] }
+#ifdef TORN
+     atomic { STEP; assert(bw[b]==BOWNED(me)); b1[b]=d1[nc-1] }
+#endif
+#ifndef BROKEN_LATELINK
+     atomic { STEP; assert(bw[b]==BOWNED(me)); bw[b]=LINK(nc-1,CVER(cw[nc-1])) }
+#endif
+     atomic { STEP; ref[nc-1]=b }
+#else
      atomic { STEP; d0[nc-1]=2*me-1+(n&1) }
 #ifdef TORN
      atomic { STEP; d1[nc-1]=2*me-1+(n&1) }
 #endif
+#endif
      atomic { STEP; cw[nc-1]=CW(CVER(cw[nc-1]),READY,me) }
+#ifdef BLOCKS
+     b=0
+#endif
   :: else
   fi;
 #ifdef BROKEN_FREEFIRST
@@ -354,6 +428,9 @@ alloc:
     if
     :: s[AT(G,HOME(k)+m)]==w ->
        becomes(d0[nc-1]);
+#if defined(BLOCKS) && !defined(BROKEN_LATELINK)
+       assert(bw[ref[nc-1]]==LINK(nc-1,VER(nw)) && b0[ref[nc-1]]==d0[nc-1]);
+#endif
        s[AT(G,HOME(k)+m)]=nw; 
        if :: TAG(w)==EMPTY -> once(G,k) :: else fi
     :: else ->
@@ -364,6 +441,9 @@ alloc:
        goto probe
     fi
   }
+#if defined(BLOCKS) && defined(BROKEN_LATELINK)
+  atomic { STEP; bw[ref[nc-1]]=LINK(nc-1,VER(nw)) }
+#endif
   atomic { STEP; c=nc-1; nc=0; if :: cw[c]==CW(VER(nw),READY,me) -> cw[c]=CW(VER(nw),READY,0); found=1 :: else fi }
 #ifdef BROKEN_NOLOOKAGAIN
   found=0;
@@ -544,9 +624,21 @@ free:
      fi;
      i++; u=0; y=0; if :: op==SWEEP -> goto next :: else fi
   od;
+#if defined(BLOCKS) && !defined(BROKEN_NOBLOCKRESCUE)
+  do
+  :: b==NB -> b=0; break
+  :: else ->
+     atomic { STEP; is=(bw[b]==BOWNED(d)) }
+     if :: is -> found=1; is=0; atomic { STEP; if :: bw[b]==BOWNED(d) -> bw[b]=BFREE :: else fi } :: else fi;
+     b++
+  od;
+#endif
   atomic { STEP; i=0; u=0; if :: found -> found=0; goto again :: else resc[d]=1; goto next fi };
 
 end:
+#ifdef BLOCKS
+  atomic { b=0; is=0 }
+#endif
   atomic { n=0; op=0; k=0; p=0; i=0; m=0; c=0; x=0; y=0; e=0; d=0; nc=0; o=0; found=0; w=0; u=0; nw=0; mask[me]=0; mkey[me]=0 }
 }
 
@@ -570,6 +662,14 @@ init {
 #endif
 #ifdef HAS1
     key[1]=1; d0[1]=7; d1[1]=7; now[1]=7; cw[1]=CW(0,READY,0); s[AT(1,HOME(1)+(HOME(1)==HOME(0)))]=WORD(KGEN(1),PRESENT,1,0);
+#endif
+#ifdef BLOCKS
+#ifdef HAS0
+    bw[0]=LINK(0,0); b0[0]=7; b1[0]=7;
+#endif
+#ifdef HAS1
+    ref[1]=1; bw[1]=LINK(1,0); b0[1]=7; b1[1]=7;
+#endif
 #endif
     f=0;
     run P(1,N1,OPS1,KEYS1);
@@ -599,10 +699,20 @@ init {
           :: else ->
              assert(cw[f]==CW(CVER(cw[f]),READY,0)); q=0; qq=0;
              do :: q<S -> if :: TAG(s[AT(g,q)])>=ABSENT && CELL(s[AT(g,q)])==f && VER(s[AT(g,q)])==CVER(cw[f]) -> qq++ :: else fi; q++ :: else -> break od;
-             assert(qq==1); q=0; qq=0
+             assert(qq==1); q=0; qq=0;
+#ifdef BLOCKS
+             assert(bw[ref[f]]==LINK(f,CVER(cw[f])) && b0[ref[f]]==d0[f])
+#endif
           fi; f++
        :: else -> break
        od;
+#ifdef BLOCKS
+       f=0;
+       do
+       :: f<NB -> q=(bw[f]>>4)&3; assert(bw[f]==BFREE || (bw[f]>=512 && (ORPHAN(bw[f]) || (CST(cw[q])==READY && ref[q]==f)))); q=0; f++
+       :: else -> break
+       od;
+#endif
 #endif
        q=0; qq=0;
        do

@@ -15,10 +15,13 @@ has passed, which any allocation takes over. `backed_bytes` and `high` are hints
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
-from subetha._atomics cimport cas_acq_rel_u64, fetch_add_acq_rel_u64, load_acquire_u64, load_relaxed_u64, store_relaxed_u64, \
-    store_release_u64
+from subetha._atomics cimport (
+    cas_acq_rel_u64, fence_release, fetch_add_acq_rel_u64, load_acquire_u64, load_relaxed_u64, load_seq_cst_u64,
+    store_relaxed_u64, store_release_u64,
+)
 from subetha._cells cimport Cells, cell_word, word_version
-from subetha._layout cimport FREE_BACKED, FREE_HOLE, LINKED, NO_BLOCK, NO_DISK, OK, OWNED, Code
+from subetha._heartbeat cimport Records, status_incarnation, status_state
+from subetha._layout cimport FREE_BACKED, FREE_HOLE, LINKED, NO_BLOCK, NO_DISK, OK, OWNED, SLOT_FREE, Code
 
 cdef extern from "fcntl.h" nogil:
     int fallocate(int fd, int mode, int64_t offset, int64_t length)
@@ -95,17 +98,36 @@ cdef inline uint8_t *block_of(Arena *arena, uint64_t ref, uint64_t length, uint6
     return block_data(arena, ref)
 
 
+cdef inline uint64_t block_cell(uint64_t word) noexcept nogil:
+    """The cell that a LINKED block names."""
+    return (word >> 4) & 0xFFFFF
+
+
+cdef inline int64_t block_passed(uint64_t word, uint64_t cell) noexcept nogil:
+    """Has the cell's word moved past the version that a LINKED block names? Above 0: it has; below: it has not come to it."""
+    return <int64_t> ((word_version(cell) - (word >> 24)) << 24)
+
+
 cdef inline bint block_is_orphan(Cells *cells, uint64_t word) noexcept nogil:
     """LINKED to a version that its cell has moved past."""
-    cdef uint64_t cell = (word >> 4) & 0xFFFFF
-    cdef int64_t ahead
+    cdef uint64_t cell = block_cell(word)
     if word & 0xF != LINKED:
         return False
-    if cell >= cells.count:
-        return True
     # B3: pairs with C3 and C4
-    ahead = <int64_t> ((word_version(load_acquire_u64(cell_word(cells, cell))) - (word >> 24)) << 24)
-    return ahead > 0
+    return cell >= cells.count or block_passed(word, load_acquire_u64(cell_word(cells, cell))) > 0
+
+
+cdef inline bint block_is_nobodys(Records *records, uint64_t word) noexcept nogil:
+    """Does a block's word say nothing, or name an owner who has gone?"""
+    cdef uint64_t number = (word >> 4) & 0xFFFF
+    cdef uint64_t status
+    if word & 0xF != OWNED:
+        return word & 0xF != LINKED and word != FREE_HOLE and word != FREE_BACKED
+    if number == 0 or number > records.count:
+        return True
+    # D3: pairs with H1 and H3; who has registered since is another incarnation, and has not written this word
+    status = load_seq_cst_u64(&records.first[number - 1].status)
+    return status_state(status) == SLOT_FREE or block_owned(status_incarnation(status) << 16 | number) != word
 
 
 cdef inline uint64_t arena_count_backed(Arena *arena) noexcept nogil:
@@ -149,6 +171,8 @@ cdef inline uint64_t arena_trim(Arena *arena, Cells *cells, uint64_t owner, uint
             if got >= wanted:
                 return got
             if block_try_reuse(arena, cells, c, i, owner):
+                # B5: pairs with B6
+                fence_release()
                 if fallocate_again(
                     arena.fd,
                     FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
@@ -164,19 +188,27 @@ cdef inline uint64_t arena_trim(Arena *arena, Cells *cells, uint64_t owner, uint
     return got
 
 
+cdef inline bint arena_keeps_limit(Arena *arena, Cells *cells, uint64_t owner) noexcept nogil:
+    """Count what is backed, and trim as long as that is too much and there is something to trim. False: it is too much."""
+    cdef uint64_t backed
+    cdef int _tries
+    for _tries in range(TRIMS):
+        backed = arena_count_backed(arena)
+        store_relaxed_u64(&arena.lines.backed_bytes, backed)
+        if backed <= arena.limit:
+            return True
+        if arena_trim(arena, cells, owner, backed - arena.limit) == 0:
+            break
+    return arena_count_backed(arena) <= arena.limit
+
+
 cdef inline Code block_back(Arena *arena, Cells *cells, uint32_t c, uint64_t index, uint64_t owner) noexcept nogil:
     """Put disk behind an owned hole, within the arena's limit."""
     cdef uint64_t size = block_size(c)
-    cdef uint64_t backed = 0
     cdef int _tries
     if fetch_add_acq_rel_u64(&arena.lines.backed_bytes, size) + size > arena.limit:
-        # the owned hole itself is counted here, and those of others: trimming goes on as long as there is something to trim
-        for _tries in range(TRIMS):
-            backed = arena_count_backed(arena)
-            store_relaxed_u64(&arena.lines.backed_bytes, backed)
-            if backed <= arena.limit or arena_trim(arena, cells, owner, backed - arena.limit) == 0:
-                break
-        if backed > arena.limit and arena_count_backed(arena) > arena.limit:
+        # the owned hole itself is counted here, and those of others
+        if not arena_keeps_limit(arena, cells, owner):
             fetch_add_acq_rel_u64(&arena.lines.backed_bytes, -<int64_t> size)
             return NO_BLOCK
     for _tries in range(2):

@@ -26,6 +26,7 @@ from subetha._heartbeat cimport *
 from subetha._lapse cimport *
 from subetha._layout cimport *
 from subetha._map cimport *
+from subetha._mapvalues cimport *
 from subetha._observation cimport *
 from subetha._process cimport *
 from subetha._queue cimport *
@@ -55,6 +56,7 @@ cdef object ZERO = 0
 include "_wire.pxi"
 include "_adaptive.pxi"
 include "_mapped.pxi"
+include "_arena.pxi"
 include "_messages.pxi"
 include "_sharedring.pxi"
 include "_shareddeque.pxi"

@@ -16,6 +16,7 @@ cdef enum Code:
     CLOSED = 10
     SIGNAL = 11     # a signal came: let Python handle it
     NOT_SYNCED = 12     # the disk did not take it
+    NOT_READ = 13       # the disk did not give it
 
 cdef enum CellState:
     FREE = 0

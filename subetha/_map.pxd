@@ -9,6 +9,7 @@
     set      fill a cell, READY(me); CAS the key's slot to refer to it; READY(0); free the cell that was there before
     delete   CAS the slot from present to absent: the cell stays, since the slot goes on to be the key's
     get      find the slot, copy, look at the cell's word once more
+    long     values lie in blocks, which come and go with their cells: _mapvalues.pxd
 
 A key's slot is the first EMPTY one from hash & mask on, and it keeps that one for the whole generation. So two writers of a
 key meet at one slot, and no key is there twice. What deleted keys hold is given back by a rebuild, which moves the present ones
@@ -38,6 +39,7 @@ from subetha._atomics cimport (
     cas_acq_rel_u64, cas_seq_cst_u64, copy_shared, fence_acquire, fence_after_rmw, fence_release, fetch_add_acq_rel_u64,
     load_acquire_u64, load_relaxed_u32, load_relaxed_u64, store_relaxed_u32, store_relaxed_u64,
 )
+from subetha._blocks cimport Arena, block_of
 from subetha._cells cimport (
     VERSION_BITS, Cells, Filled, cell_free_if, cell_publish, cell_word, cells_acquire, word_owner, word_pack, word_state,
     word_version,
@@ -47,7 +49,11 @@ from subetha._layout cimport (
     CLEANING, CORRUPT, EMPTY, FREE, FULL, KEY_BYTES, KEY_WORDS, LOST, MOVING, OK, READY, STABLE, WRITING, Code, MapCell,
     MapLines,
 )
+from subetha._mapvalues cimport value_compare, value_copy, value_put, value_ref, values_repair, values_rescue
 from subetha._rescue cimport Death, death_begin, death_end, death_goes_on, is_dead, number_is_nobodys, word_of
+
+cdef extern from * nogil:
+    bint unlikely(bint condition)
 
 cdef enum:
     HAS_KEY = 1
@@ -78,7 +84,8 @@ ctypedef struct Map:
     uint64_t *slots[2]
     uint64_t size               # slots of one array: a power of two, at least twice the cells
     uint64_t reserve            # cells beyond the capacity
-    uint64_t value_bytes
+    uint64_t value_bytes        # longer values lie in blocks
+    uint64_t longest            # of all values
     uint64_t seed
     uint64_t turn_mask          # of the part of a generation that the word of a key has room for
     uint64_t version_mask       # of a cell's version
@@ -87,6 +94,8 @@ ctypedef struct Map:
     uint64_t owner              # this handle's number
     uint64_t hint               # private: where a free cell may be
     uint64_t sum                # the timer's: of what it saw when it looked last
+    uint64_t block_owner        # this handle's number with its incarnation
+    Arena arena                 # of no classes where the map was made without
 
 ctypedef struct MapKey:
     uint64_t hash
@@ -176,7 +185,7 @@ cdef inline bint map_key_read(Map *map, uint64_t index, MapKey *out, uint32_t *l
     out.count = 0
     out.length = load_relaxed_u32(&cell.key_length)
     length[0] = load_relaxed_u32(&cell.value_length)
-    if out.length > <uint32_t> KEY_BYTES or length[0] > map.value_bytes:
+    if out.length > <uint32_t> KEY_BYTES or length[0] > map.longest:
         return False
     out.count = (out.length + 7) // 8
     for i in range(out.count):
@@ -301,7 +310,7 @@ cdef inline Code map_probe(Map *map, uint64_t phase, const MapKey *key, bint wri
                 if is_it:
                     out.slot = &slots[i]
                     out.word = word
-                    return OK if out.length <= map.value_bytes else CORRUPT
+                    return OK if out.length <= map.longest else CORRUPT
                 break
             again = slot_load(&slots[i])
             tries += 1
@@ -365,21 +374,65 @@ cdef inline bint map_still(Map *map, const MapFound *found) noexcept nogil:
     return map_cell_is(map, found.word, found.cell, &version) and version == found.version
 
 
-cdef inline int map_value_is(Map *map, const MapFound *found, const Blob *value) noexcept nogil:
-    """1: it is; 0: it is another one; -1: the cell is not the key's any more."""
+cdef inline Code map_find_block(Map *map, const MapFound *found, uint64_t *ref) noexcept nogil:
+    """The block that a value lies in which was found. LOST: it is not the key's any more. CORRUPT: there is no such block."""
+    cdef uint64_t seen
+    ref[0] = value_ref(&map.cells, found.cell)
+    if block_of(&map.arena, ref[0], found.length, found.cell, found.version) != NULL:
+        return OK if map_still(map, found) else LOST
+    fence_acquire()
+    # K5: pairs with K6 and C4; while a cell is READY its block is linked to it
+    seen = load_acquire_u64(cell_word(&map.cells, found.cell))
+    return CORRUPT if word_state(seen) == READY and word_version(seen) == found.version else LOST
+
+
+cdef inline Code map_copy_block(Map *map, const MapFound *found, uint64_t ref, uint8_t *to) noexcept nogil:
+    """Copy the value. LOST: it is not the key's any more. NOT_READ."""
+    return value_copy(&map.arena, ref, found.cell, found.version, to, found.length)
+
+
+cdef inline Code map_block_is(Map *map, const MapFound *found, const Blob *value) noexcept nogil:
+    cdef uint64_t ref
+    cdef Code code = map_find_block(map, found, &ref)
+    if code == OK:
+        return value_compare(&map.arena, ref, found.cell, found.version, value.data, value.length)
+    return EMPTY if code == LOST else code
+
+
+cdef inline Code map_value_is(Map *map, const MapFound *found, const Blob *value) noexcept nogil:
+    """OK: it is; LOST: it is another one; EMPTY: the cell is not the key's any more. Of a block also CORRUPT and NOT_READ."""
     cdef const uint64_t *at = <const uint64_t *> map_value(map, found.cell)
     cdef uint64_t expected
     cdef uint64_t done = 0
-    cdef int equal = found.length == value.length
+    cdef bint equal = found.length == value.length
+    if unlikely(equal and value.length > map.value_bytes):
+        return map_block_is(map, found, value)
     while equal and done < value.length:
         expected = 0
         memcpy(&expected, value.data + done, 8 if value.length - done >= 8 else value.length - done)
         equal = load_relaxed_u64(&at[done // 8]) == expected
         done += 8
-    return equal if map_still(map, found) else -1
+    if not map_still(map, found):
+        return EMPTY
+    return OK if equal else LOST
 
 
 # ---- changing ----
+
+
+cdef inline Code map_fill_block(Map *map, const Blob *value, const Filled *out) noexcept nogil:
+    """Put the value into a block, and its reference into the cell that is being filled. The cell is free again where that fails."""
+    cdef uint64_t ref
+    cdef Code code = value_put(
+        &map.arena, &map.cells, map.block_owner, out.cell, word_version(out.word), value.data, value.length, &ref
+    )
+    if code == OK:
+        store_relaxed_u64(<uint64_t *> map_value(map, out.cell), ref)
+    else:
+        # C4: pairs with C1
+        cell_free_if(&map.cells, out.cell, out.word)
+        store_relaxed_u64(&map.hint, out.cell)
+    return code
 
 
 cdef inline Code map_fill(Map *map, const MapKey *key, const Blob *value, Filled *out) noexcept nogil:
@@ -397,7 +450,12 @@ cdef inline Code map_fill(Map *map, const MapKey *key, const Blob *value, Filled
     store_relaxed_u32(&cell.value_length, <uint32_t> value.length)
     for i in range(key.count):
         store_relaxed_u64(&cell.key[i], key.words[i])
-    copy_shared(map_value(map, out.cell), value.data, value.length)
+    if unlikely(value.length > map.value_bytes):
+        code = map_fill_block(map, value, out)
+        if code != OK:
+            return code
+    else:
+        copy_shared(map_value(map, out.cell), value.data, value.length)
     cell_publish(&map.cells, out.cell, out.word, READY)
     return OK
 
@@ -503,12 +561,11 @@ cdef inline Code map_change(
 ) noexcept nogil:
     """Let the key have `value` (NULL: none), where it has what is expected.
 
-    EMPTY: it has none. LOST: it has another one, see `out`. FULL: no cell. CORRUPT.
+    EMPTY: it has none. LOST: it has another one, see `out`. FULL: no cell. NO_BLOCK, NO_DISK, NOT_READ. CORRUPT.
     """
     cdef Filled filled = Filled(0, 0)
     cdef bint is_filled = False
     cdef bint is_there
-    cdef int equal
     cdef Code code
     cdef int _tries
     for _tries in range(MAP_TRIES):
@@ -523,11 +580,9 @@ cdef inline Code map_change(
         elif is_there and expects == NO_VALUE:
             code = LOST
         elif expects == THIS_VALUE:
-            equal = map_value_is(map, out, expected)
-            if equal < 0:
+            code = map_value_is(map, out, expected)
+            if code == EMPTY:
                 continue
-            if not equal:
-                code = LOST
         if code != OK:
             break
         # 2. without a value: present becomes absent
@@ -576,7 +631,13 @@ cdef inline bint map_move_key(Map *map, uint64_t phase, uint64_t word, uint64_t 
     cdef bint is_whole = map_key_read(map, index, &key, &length)
     cdef bint is_it
     cdef int _tries
-    if not map_cell_is(map, word, index, &version) or word_state(load_acquire_u64(cell_word(&map.cells, index))) != READY:
+    if not map_cell_is(map, word, index, &version):
+        return map_phase(map) == phase
+    if is_whole and unlikely(length > map.value_bytes):
+        is_whole = block_of(&map.arena, value_ref(&map.cells, index), length, index, version) != NULL
+    # what has no block, or is no key, while the cell is the same one is damage
+    seen = load_acquire_u64(cell_word(&map.cells, index))
+    if word_state(seen) != READY or word_version(seen) != version:
         return map_phase(map) == phase
     if not is_whole:
         return True
@@ -821,7 +882,7 @@ cdef inline bint map_rescue(
         return False
     for _pass in range(MAP_PASSES):
         map_go_on(map, False)
-        if map_sweep(map, records, &death, words, seen) == 0:
+        if map_sweep(map, records, &death, words, seen) == 0 and values_rescue(&map.arena, &death) == 0:
             death_end(&death)
             break
     return True
@@ -878,7 +939,10 @@ cdef inline void map_mend_phase(Map *map) noexcept nogil:
 
 cdef inline int map_repair(Map *map, Records *records, uint64_t *words, uint8_t *seen) noexcept nogil:
     """Mend the phase, drop what refers to nothing, free what nothing refers to; how many cells these were. -1: it did not end."""
+    cdef int found
     map_mend_phase(map)
     if map_go_on(map, True) != OK:
         return -1
-    return map_sweep(map, records, NULL, words, seen)
+    found = map_sweep(map, records, NULL, words, seen)
+    values_repair(&map.arena, &map.cells, records, map.value_bytes)
+    return found

@@ -444,7 +444,7 @@ cdef class Numbered(Mapped):
         return False
 
 
-cdef int check_number(str name, object value, int least, int most) except -1:
+cdef int check_number(str name, object value, int64_t least, int64_t most) except -1:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name}: expected an int from {least} to {most}, found {type(value).__name__}")
     if not least <= value <= most:

@@ -78,20 +78,7 @@ cdef class QueueHandle(Mapped):
     @staticmethod
     def _arena_sizes(limit):
         """Per size class the number of blocks, the offset of their words and that of their data; the words' end and the file's."""
-        counts = []
-        while len(counts) < MAX_CLASSES and layout.MIN_BLOCK_BYTES << len(counts) <= limit:
-            counts.append(limit // (layout.MIN_BLOCK_BYTES << len(counts)))
-        words = LINES + sizeof(ArenaLines)
-        words = layout.align(words, layout.HOT_LINE)
-        word_offsets, data_offsets = [], []
-        for count in counts:
-            word_offsets.append(words)
-            words = layout.align(words + 8 * count, layout.HOT_LINE)
-        data = words_end = layout.align(words, layout.MIN_BLOCK_BYTES)
-        for size_class, count in enumerate(counts):
-            data_offsets.append(data)
-            data += count * (layout.MIN_BLOCK_BYTES << size_class)
-        return counts, word_offsets, data_offsets, words_end, data
+        return arena_sizes(limit, LINES)
 
     @staticmethod
     def _mail_sizes(cells, participants):
@@ -132,16 +119,8 @@ cdef class QueueHandle(Mapped):
 
     cdef int map_arena(self, uint64_t limit) except -1:
         cdef Arena *arena = &self.queue.arena
-        counts, words, data, _, size = QueueHandle._arena_sizes(limit)
-        arena.base = self.map_part("arena", Kind.ARENA, size, &arena.fd)
-        arena.limit = limit
-        arena.lines = <ArenaLines *> (arena.base + LINES)
-        arena.classes = len(counts)
-        for c in range(len(counts)):
-            arena.counts[<int> c] = counts[c]
-            arena.words[<int> c] = <uint64_t *> (arena.base + <uint64_t> words[c])
-            arena.data[<int> c] = data[c]
-        return 0
+        *_, size = arena_sizes(limit, LINES)
+        return arena_attach(arena, self.map_part("arena", Kind.ARENA, size, &arena.fd), limit, LINES)
 
     @classmethod
     def _attach(cls, directory, readonly, role):

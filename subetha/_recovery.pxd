@@ -16,18 +16,17 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
 from subetha._atomics cimport cas_acq_rel_u64, cas_seq_cst_u64, load_acquire_u64, load_relaxed_u32, load_relaxed_u64, \
-    load_seq_cst_u64, store_release_u64
+    store_release_u64
 from subetha._blocks cimport (
-    FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, Arena, block_link, block_owned, block_ref, block_relink, block_size,
-    fallocate_again,
+    FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, Arena, block_is_nobodys, block_link, block_owned, block_ref, block_relink,
+    block_size, fallocate_again,
 )
 from subetha._cells cimport (
     cell_word, word_is_one_of, word_owner, word_pack, word_state, word_version,
 )
-from subetha._heartbeat cimport Records, status_incarnation, status_state
 from subetha._layout cimport (
-    CLAIMABLE, COLLECTABLE, COLLECTED, DEAD, DONE, EMPTY, FENCED, FREE, FREE_BACKED, FREE_HOLE, LINKED, NO_PLACE, OK, OVERDUE,
-    OWNED, PARKED, QUARANTINED, READY, RETRY, SLOT_FREE, TAKEN, WRITING, Cause, Code, JobCell,
+    CLAIMABLE, COLLECTABLE, COLLECTED, DEAD, DONE, EMPTY, FENCED, FREE, FREE_HOLE, NO_PLACE, OK, OVERDUE, OWNED,
+    PARKED, QUARANTINED, READY, RETRY, TAKEN, WRITING, Cause, Code, JobCell,
 )
 from subetha._process cimport realtime_ns, wake_some
 from subetha._queue cimport (
@@ -124,19 +123,6 @@ cdef inline uint64_t repair_cells(Queue *q, const uint8_t *seen, bint *whole) no
         found += code == OK
         whole[0] = whole[0] and (code == OK or code == EMPTY)
     return found
-
-
-cdef inline bint block_is_nobodys(Records *records, uint64_t word) noexcept nogil:
-    """Does a block's word say nothing, or name an owner who has gone?"""
-    cdef uint64_t number = (word >> 4) & 0xFFFF
-    cdef uint64_t status
-    if word & 0xF != OWNED:
-        return word & 0xF != LINKED and word != FREE_HOLE and word != FREE_BACKED
-    if number == 0 or number > records.count:
-        return True
-    # D3: pairs with H1 and H3; who has registered since is another incarnation, and has not written this word
-    status = load_seq_cst_u64(&records.first[number - 1].status)
-    return status_state(status) == SLOT_FREE or block_owned(status_incarnation(status) << 16 | number) != word
 
 
 cdef inline bint block_found(Queue *q, uint64_t ref) noexcept nogil:

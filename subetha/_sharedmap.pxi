@@ -6,10 +6,12 @@ cdef object MISSING = object()
 cdef enum:
     PASSES_OF_ENTRIES = 1000    # each lost because the map was rebuilt meanwhile
     ROOM_YIELDS = 64    # turns of others that a new key waits for cells which they hold for a moment only
+    BLOCK_YIELDS = 8    # turns of others that a long value waits for blocks
+    PARTICIPANT_BITS = 16       # of `extra`; above them arena_bytes
 
 
 cdef tuple map_sizes(object capacity, object value_bytes, object participants):
-    """Cells, slots of one array, offsets of the arrays, records and cells, stride of a cell, and size of the file (bytes)."""
+    """Cells, slots of one array, offsets of the arrays, records and cells, stride of a cell, and the cells' end (bytes)."""
     count = capacity + layout.map_reserve(capacity)
     size = 1 << (2 * count - 1).bit_length()
     slots = LINES + layout.MAP_LINES.itemsize
@@ -19,9 +21,22 @@ cdef tuple map_sizes(object capacity, object value_bytes, object participants):
     return count, size, slots, records, cells, stride, cells + count * stride
 
 
-cdef int check_map_numbers(object capacity, object value_bytes) except -1:
+cdef tuple map_file_sizes(object cells_end, object arena_bytes):
+    """Where the arena begins, from where on disk space is taken only for blocks in use, and size of the file (bytes)."""
+    if not arena_bytes:
+        return cells_end, cells_end, cells_end
+    begin = layout.align(cells_end, layout.HOT_LINE)
+    *_, words_end, size = arena_sizes(arena_bytes, begin)
+    return begin, words_end, size
+
+
+cdef int check_map_numbers(object capacity, object value_bytes, object arena_bytes) except -1:
     check_number("capacity", capacity, 1, layout.MAX_MAP_CAPACITY)
     check_number("value_bytes", value_bytes, layout.MIN_VALUE_BYTES, layout.MAX_VALUE_BYTES)
+    if isinstance(arena_bytes, bool) or arena_bytes != 0:
+        check_number("arena_bytes", arena_bytes, layout.MIN_BLOCK_BYTES, layout.MAX_ARENA_BYTES)
+        # the number of a cell has 20 bits in the word of a block
+        check_number("capacity with arena_bytes", capacity, 1, layout.MAX_CELLS - layout.map_reserve(layout.MAX_MAP_CAPACITY))
     return 0
 
 
@@ -50,6 +65,10 @@ cdef class SharedHashMap(Numbered):
     A deleted key holds its room until the next rebuild: one runs by itself where room is needed, or where many keys were
     deleted and then nothing is written for a second.
 
+    With `arena_bytes` values may be longer than a cell has room for: such a one lies in a block of the least power of two, from
+    4096 bytes on, that holds it. A block is free when its key was overwritten, or deleted and a rebuild has passed; to overwrite
+    a long value there must be room for both.
+
     Source: docs/design/map.md.
     """
 
@@ -63,7 +82,7 @@ cdef class SharedHashMap(Numbered):
         )
 
     @classmethod
-    def create(cls, path, capacity, value_bytes=56, *, mode=0o600):
+    def create(cls, path, capacity, value_bytes=56, *, arena_bytes=0, mode=0o600):
         """Create the file and open it.
 
         Parameters
@@ -72,7 +91,11 @@ cdef class SharedHashMap(Numbered):
         capacity : int
             Keys at one time, from 1 to 2**20.
         value_bytes : int
-            Longest value in bytes, from 8 to 65536. Keys have at most 48 bytes.
+            Longest value in bytes that lies beside its key, from 8 to 65536. Keys have at most 48 bytes.
+        arena_bytes : int
+            Bytes of blocks for longer values in use at one time, 4096 to 2**36; 0: there are no longer ones. Taken from the disk
+            only as they are used; the file's apparent size is up to (number of size classes) times as large. `capacity` is then
+            at most 2**20 - 16.
         mode : int
             Permission bits, kept under any umask; a group's bits admit other users.
 
@@ -85,11 +108,12 @@ cdef class SharedHashMap(Numbered):
         OSError
             No space, or no permission; nothing is left behind.
         """
-        check_map_numbers(capacity, value_bytes)
-        *_, stride, size = map_sizes(capacity, value_bytes, layout.RING_PARTICIPANTS)
+        check_map_numbers(capacity, value_bytes, arena_bytes)
+        *_, stride, cells_end = map_sizes(capacity, value_bytes, layout.RING_PARTICIPANTS)
+        _, sparse_from, size = map_file_sizes(cells_end, arena_bytes)
         files.create(
             path, Kind.MAP, size, capacity=capacity, cell_bytes=stride, payload_bytes=value_bytes,
-            extra=layout.RING_PARTICIPANTS, mode=mode,
+            extra=arena_bytes << PARTICIPANT_BITS | layout.RING_PARTICIPANTS, mode=mode, sparse_from=sparse_from,
         )
         return cls.open(path)
 
@@ -115,40 +139,42 @@ cdef class SharedHashMap(Numbered):
         return made
 
     @classmethod
-    def open_or_create(cls, path, capacity, value_bytes=56, *, mode=0o600):
+    def open_or_create(cls, path, capacity, value_bytes=56, *, arena_bytes=0, mode=0o600):
         """Open the file, or create it where there is none; any number of processes may do so at once.
 
         Raises
         ------
         LayoutMismatch
-            It exists with another capacity or value size. Otherwise as `create` and `open`.
+            It exists with other numbers. Otherwise as `create` and `open`.
         """
-        check_map_numbers(capacity, value_bytes)
+        check_map_numbers(capacity, value_bytes, arena_bytes)
         try:
             made = cls.open(path)
         except FileNotFoundError:
             try:
-                return cls.create(path, capacity, value_bytes, mode=mode)
+                return cls.create(path, capacity, value_bytes, arena_bytes=arena_bytes, mode=mode)
             except FileExistsError:
                 made = cls.open(path)
-        found = (made.capacity, made.value_bytes)
-        if found != (capacity, value_bytes):
+        found = (made.capacity, made.value_bytes, made.arena_bytes)
+        if found != (capacity, value_bytes, arena_bytes):
             made.close()
             raise errors.LayoutMismatch(
-                f"{os.fsdecode(path)}: expected capacity {capacity} and value_bytes {value_bytes}, found {found[0]} and "
-                f"{found[1]}; open it with open(), or choose another path"
+                f"{os.fsdecode(path)}: expected capacity {capacity}, value_bytes {value_bytes} and arena_bytes {arena_bytes}, "
+                f"found {found[0]}, {found[1]} and {found[2]}; open it with open(), or choose another path"
             )
         return made
 
     cdef int attach(self) except -1:
         header = self.file_header
         capacity, value, slots = int(header["capacity"]), int(header["payload_bytes"]), int(header["extra"])
+        arena_bytes, slots = slots >> PARTICIPANT_BITS, slots & (1 << PARTICIPANT_BITS) - 1
         try:
-            check_map_numbers(capacity, value)
+            check_map_numbers(capacity, value, arena_bytes)
             check_number("participants", slots, 1, layout.MAX_PARTICIPANTS)
         except ValueError as error:
             raise errors.LayoutMismatch(f"{self.file_path}: {error}; the file is damaged") from None
-        count, size, arrays, records, cells, stride, total = map_sizes(capacity, value, slots)
+        count, size, arrays, records, cells, stride, cells_end = map_sizes(capacity, value, slots)
+        arena_begin, _, total = map_file_sizes(cells_end, arena_bytes)
         files.check_size(self.file_path, total, self.bytes.shape[0])
         self.shared.lines = <MapLines *> (self.base + LINES)
         self.shared.slots[0] = <uint64_t *> (self.base + <uint64_t> arrays)
@@ -163,11 +189,18 @@ cdef class SharedHashMap(Numbered):
         self.shared.cells.base = self.base + <uint64_t> cells
         self.shared.cells.count = count
         self.shared.cells.stride = stride
+        self.shared.longest = value
+        if arena_bytes:
+            self.shared.arena.fd = self.fd
+            arena_attach(&self.shared.arena, self.base, arena_bytes, arena_begin)
+            largest = layout.MIN_BLOCK_BYTES << (self.shared.arena.classes - 1)
+            self.shared.longest = max(value, min(largest, layout.MAX_LONG_VALUE_BYTES))
         self.key_seats = capacity
         return 0
 
     cdef int joined(self, uint64_t number) except -1:
         self.shared.owner = number
+        self.shared.block_owner = status_incarnation(self.number.status) << 16 | number
         registration_look(&self.number.kept, map_watch, &self.shared)
         return 0
 
@@ -186,8 +219,22 @@ cdef class SharedHashMap(Numbered):
 
     @property
     def value_bytes(self):
-        """Longest value in bytes."""
+        """Longest value in bytes that lies beside its key; longer ones lie in blocks, where there are any."""
         return self.shared.value_bytes
+
+    @property
+    def arena_bytes(self):
+        """Bytes of blocks that may be in use at one time; 0: there are none."""
+        return self.shared.arena.limit
+
+    @property
+    def arena_backed_bytes(self):
+        """Bytes of blocks that have disk or memory behind them (counted block by block)."""
+        self.enter()
+        try:
+            return arena_count_backed(&self.shared.arena)
+        finally:
+            self.leave()
 
     # ---- arguments ----
 
@@ -216,16 +263,26 @@ cdef class SharedHashMap(Numbered):
     cdef int value_of(self, object given, Text *text, Blob *value) except -1:
         """`text` is the caller's to end."""
         bytes_like("value", given, text)
-        if <uint64_t> text.length > self.shared.value_bytes:
+        if <uint64_t> text.length > self.shared.longest:
             length = text.length
             text_done(text)
-            raise errors.PayloadTooLarge(
-                f"{self.file_path}: value: expected at most {self.shared.value_bytes} bytes, found {length}; store less, or "
-                f"create it with a larger value_bytes (up to {layout.MAX_VALUE_BYTES})"
-            )
+            self.refuse_value(length)
         value.data = text.data
         value.length = text.length
         return 0
+
+    @cython.final
+    cdef int refuse_value(self, Py_ssize_t length) except -1:
+        if self.shared.arena.classes:
+            why = f"of {self.arena_bytes} bytes of blocks no block is larger; store less, or create it with larger arena_bytes"
+        else:
+            why = (
+                f"store less, or create it with a larger value_bytes (up to {layout.MAX_VALUE_BYTES}), or with arena_bytes for "
+                "values in blocks"
+            )
+        raise errors.PayloadTooLarge(
+            f"{self.file_path}: value: expected at most {self.shared.longest} bytes, found {length}; {why}"
+        )
 
     # ---- reading ----
 
@@ -246,9 +303,40 @@ cdef class SharedHashMap(Numbered):
         raise_code(CORRUPT, self.file_path, "")
 
     @cython.final
-    cdef inline bytes copy_of(self, const MapFound *found):
+    cdef bytes copy_of_block(self, const MapFound *found, int *repairs):
+        """`copy_of`, for a value in a block."""
+        cdef uint64_t ref
+        cdef uint8_t *to
+        cdef bytes value
+        # before there is room for it: a length that says nothing is found here
+        cdef Code code = map_find_block(&self.shared, found, &ref)
+        if code == OK:
+            value = PyBytes_FromStringAndSize(NULL, found.length)
+            to = <uint8_t *> PyBytes_AS_STRING(value)
+            with nogil:
+                code = map_copy_block(&self.shared, found, ref, to)
+            if code == OK:
+                return value
+        if code == NOT_READ:
+            self.refuse_unread()
+        if code == CORRUPT:
+            repairs[0] += 1
+            if repairs[0] > REPAIRS:
+                raise_code(CORRUPT, self.file_path, "")
+            self.mend()
+        return None
+
+    @cython.final
+    cdef int refuse_unread(self) except -1:
+        raise_code(NOT_READ, self.file_path, "a block could not be read: the file was cut, or its disk fails")
+
+    @cython.final
+    cdef inline bytes copy_of(self, const MapFound *found, int *repairs):
         """The value that was found; None where it is not the key's any more."""
-        cdef bytes value = PyBytes_FromStringAndSize(NULL, found.length)
+        cdef bytes value
+        if unlikely(found.length > self.shared.value_bytes):
+            return self.copy_of_block(found, repairs)
+        value = PyBytes_FromStringAndSize(NULL, found.length)
         copy_unowned(PyBytes_AS_STRING(value), map_value(&self.shared, found.cell), found.length)
         return value if map_still(&self.shared, found) else None
 
@@ -257,6 +345,7 @@ cdef class SharedHashMap(Numbered):
         cdef MapKey key
         cdef MapFound found
         cdef bytes value
+        cdef int repairs = 0
         cdef int _tries
         self.enter()
         try:
@@ -265,7 +354,7 @@ cdef class SharedHashMap(Numbered):
                 if self.find(&key, False, &found) != OK:
                     self.observe(OP_GET, 1, 0)
                     return default
-                value = self.copy_of(&found)
+                value = self.copy_of(&found, &repairs)
                 if value is not None:
                     self.observe(OP_GET, 0, found.length)
                     return value
@@ -329,7 +418,7 @@ cdef class SharedHashMap(Numbered):
                 while i < self.shared.size:
                     code = map_look_at(&self.shared, phase, i, &key, &found)
                     if code == OK and values:
-                        value = self.copy_of(&found)
+                        value = self.copy_of(&found, &repairs)
                         if value is None:
                             # replaced meanwhile: the same slot again
                             replaced += 1
@@ -377,31 +466,79 @@ cdef class SharedHashMap(Numbered):
     # ---- changing ----
 
     @cython.final
+    cdef Code change_once(
+        self, const MapKey *key, Expects expects, const Blob *expected, const Blob *value, MapFound *found
+    ) noexcept:
+        """`map_change`, without the GIL where long values are written or compared."""
+        cdef uint64_t longer = value.length if value != NULL else 0
+        cdef Code code
+        if expects == THIS_VALUE and expected.length > longer:
+            longer = expected.length
+        if longer <= self.shared.value_bytes:
+            return map_change(&self.shared, key, expects, expected, value, found)
+        with nogil:
+            code = map_change(&self.shared, key, expects, expected, value, found)
+        return code
+
+    @cython.final
     cdef Code change(
         self, const MapKey *key, Expects expects, const Blob *expected, const Blob *value, MapFound *found
     ) except? FULL:
         """`map_change` with everything done about a full or damaged file. OK, EMPTY or LOST."""
-        cdef Code code = map_change(&self.shared, key, expects, expected, value, found)
+        cdef Code code = self.change_once(key, expects, expected, value, found)
         cdef int repairs = 0
         cdef int turns = 0
         cdef bint is_new
-        while code == FULL or code == CORRUPT:
+        while code != OK and code != EMPTY and code != LOST:
+            turns += code != CORRUPT
             if code == CORRUPT:
                 repairs += 1
                 if repairs > REPAIRS:
                     raise_code(CORRUPT, self.file_path, "")
                 self.mend()
-            else:
-                turns += 1
+            elif code == FULL:
                 is_new = not found.word & HAS_KEY
                 if turns > ROOM_YIELDS or not self.make_key_room(turns, is_new):
                     self.raise_full(is_new)
-            code = map_change(&self.shared, key, expects, expected, value, found)
+            elif code == NOT_READ:
+                self.refuse_unread()
+            elif turns > BLOCK_YIELDS:
+                raise_code(code, self.file_path, self.arena_text(code, value.length))
+            else:
+                self.make_block_room(turns)
+            code = self.change_once(key, expects, expected, value, found)
         if value == NULL:
             self.observe(OP_REMOVE, code != OK, code == OK)
         else:
             self.observe(OP_PUT, code != OK, value.length)
         return code
+
+    @cython.final
+    cdef int make_block_room(self, int turn) except -1:
+        """Free the blocks of the dead, the deleted and the replaced; then wait a turn for what others hold in a call."""
+        cdef uint64_t absent, sum_
+        if turn == 1:
+            self.rescued_by(FULL_LOOK_MS)
+            self.sweep()
+            with nogil:
+                values_repair(&self.shared.arena, &self.shared.cells, &self.records, self.shared.value_bytes)
+        map_count(&self.shared, &absent, &sum_)
+        if absent:
+            with nogil:
+                map_go_on(&self.shared, True)
+        elif turn > 1:
+            with nogil:
+                sched_yield()
+        return 0
+
+    @cython.final
+    cdef str arena_text(self, Code code, uint64_t length):
+        if code == NO_DISK:
+            return f"value: the disk has no room for a block of {length} bytes; make room, or lay the map elsewhere"
+        return (
+            f"value: no block for {length} bytes is left in the arena of {self.arena_bytes} bytes; delete or overwrite long values "
+            "first, or create it with larger arena_bytes"
+        )
 
     @cython.final
     cdef bint make_key_room(self, int turn, bint is_new) except -1:
@@ -469,12 +606,13 @@ cdef class SharedHashMap(Numbered):
         """Take a key out; its value, or None where it is not there."""
         cdef MapFound found
         cdef bytes value
+        cdef int repairs = 0
         cdef int _tries
         for _tries in range(MAP_TRIES):
             if self.find(key, True, &found) != OK or not found.word & IS_PRESENT:
                 self.observe(OP_REMOVE, 1, 0)
                 return None
-            value = self.copy_of(&found)
+            value = self.copy_of(&found, &repairs)
             if value is not None and map_remove(&self.shared, &found):
                 self.observe(OP_REMOVE, 0, 1)
                 return value
@@ -535,7 +673,7 @@ cdef class SharedHashMap(Numbered):
                         continue
                     if code != OK or found.word & IS_FROZEN:
                         break
-                    value = self.copy_of(&found)
+                    value = self.copy_of(&found, &repairs)
                     if value is None or not map_remove(&self.shared, &found):
                         break
                     self.observe(OP_REMOVE, 0, 1)
@@ -558,6 +696,7 @@ cdef class SharedHashMap(Numbered):
         cdef Text text
         cdef Blob blob
         cdef bytes value
+        cdef int repairs = 0
         cdef int _tries
         self.enter()
         try:
@@ -568,7 +707,7 @@ cdef class SharedHashMap(Numbered):
                 for _tries in range(MAP_TRIES):
                     if self.change(&name, NO_VALUE, NULL, &blob, &found) == OK:
                         return PyBytes_FromStringAndSize(<const char *> blob.data, blob.length)
-                    value = self.copy_of(&found)
+                    value = self.copy_of(&found, &repairs)
                     if value is not None:
                         return value
                 raise_code(CORRUPT, self.file_path, "")

@@ -30,6 +30,8 @@ KEY_BYTES = 48
 """Longest key of a map, in bytes."""
 MAX_MAP_CAPACITY = 2**20
 MIN_VALUE_BYTES, MAX_VALUE_BYTES = 8, 65_536
+MAX_LONG_VALUE_BYTES = 2**32 - 1
+"""Longest value of a map in a block, however large the blocks are."""
 PRIORITIES = 3
 MIN_AREA_BYTES, MAX_AREA_BYTES = 56, 32_768
 MIN_BLOCK_BYTES = 4096

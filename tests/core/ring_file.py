@@ -14,6 +14,7 @@ import struct
 import numpy as np
 
 from subetha.layout import (
+    ARENA_LINES,
     DEQUE_LINES,
     FILE_HEADER,
     HOT_LINE,
@@ -21,12 +22,14 @@ from subetha.layout import (
     LINES_OFFSET,
     MAP_CELL,
     MAP_LINES,
+    MIN_BLOCK_BYTES,
     PARTICIPANT,
     RING_CELL,
     RING_LINES,
     STATE_SHIFT,
     TABLE_LINES,
     VERSION_SHIFT,
+    BlockState,
     CellState,
     MapPhase,
     SlotState,
@@ -221,6 +224,8 @@ class MapFile:
     """A map's file as numpy arrays that write through to it.
 
     `arrays`: the two arrays of slots. `words`, `hashes`, `key_lengths`, `value_lengths`, `keys`, `values`: one entry a cell.
+    `refs`: of a cell whose value lies in a block, that block. `blocks`: the words of each size class; `block_bytes`: its
+    blocks, one a row. `words_end`: where the blocks begin, or the file's end.
     """
 
     HAS_KEY, IS_PRESENT, IS_FROZEN = 1, 2, 4
@@ -230,7 +235,7 @@ class MapFile:
         self.contents = np.asarray(np.memmap(self.path, np.uint8, "r+"))
         header = self.contents[: FILE_HEADER.itemsize].view(FILE_HEADER)[0]
         self.capacity, self.value_bytes = int(header["capacity"]), int(header["payload_bytes"])
-        participants = int(header["extra"])
+        participants, self.arena_bytes = int(header["extra"]) & 0xFFFF, int(header["extra"]) >> 16
         self.count = self.capacity + map_reserve(self.capacity)
         self.size = 1 << (2 * self.count - 1).bit_length()
         cell_bits = (self.count - 1).bit_length()
@@ -243,18 +248,39 @@ class MapFile:
         self.lines = self.contents[LINES_OFFSET:slots_at].view(MAP_LINES)
         self.arrays = self.contents[slots_at:records_at].view("<u8").reshape(2, self.size)
         self.records = self.contents[records_at:][: participants * PARTICIPANT.itemsize].view(PARTICIPANT)
-        self.cells = self.contents[cells_at:].view(
+        stride = align(MAP_CELL.itemsize + align(self.value_bytes, 8), LINE)
+        cells_end = cells_at + self.count * stride
+        self.cells = self.contents[cells_at:cells_end].view(
             {
                 "names": ["word", "hash", "key_length", "value_length", "key", "value"],
                 "formats": ["<u8", "<u8", "<u4", "<u4", ("u1", (48,)), ("u1", (self.value_bytes,))],
                 "offsets": [0, 8, 16, 20, 24, MAP_CELL.itemsize],
-                "itemsize": align(MAP_CELL.itemsize + align(self.value_bytes, 8), LINE),
+                "itemsize": stride,
             }
         )
         assert len(self.cells) == self.count
+        self.refs = self.cells["value"][:, :8].view("<u8")[:, 0]
+        self.map_arena(align(cells_end, HOT_LINE))
         self.words, self.hashes = self.cells["word"], self.cells["hash"]
         self.key_lengths, self.value_lengths = self.cells["key_length"], self.cells["value_length"]
         self.keys, self.values = self.cells["key"], self.cells["value"]
+
+    def map_arena(self, begin):
+        sizes = []
+        while MIN_BLOCK_BYTES << len(sizes) <= self.arena_bytes:
+            sizes.append(MIN_BLOCK_BYTES << len(sizes))
+        at = align(begin + ARENA_LINES.itemsize, HOT_LINE)
+        self.blocks, self.block_bytes = [], []
+        for size in sizes:
+            count = self.arena_bytes // size
+            self.blocks.append(self.contents[at : at + 8 * count].view("<u8"))
+            at = align(at + 8 * count, HOT_LINE)
+        self.words_end = at = align(at, MIN_BLOCK_BYTES) if sizes else len(self.contents)
+        for size, words in zip(sizes, self.blocks, strict=True):
+            self.block_bytes.append(self.contents[at : at + size * len(words)].reshape(len(words), size))
+            at += size * len(words)
+        assert at == len(self.contents)
+        self.arena_lines = self.contents[begin : begin + ARENA_LINES.itemsize].view(ARENA_LINES) if sizes else None
 
     @property
     def generation(self):
@@ -308,7 +334,33 @@ class MapFile:
         return self.keys[cell, : self.key_lengths[cell]].tobytes()
 
     def value_at(self, cell):
+        if self.is_long(cell):
+            size_class, index = self.block_of(cell)
+            return self.block_bytes[size_class][index, : self.value_lengths[cell]].tobytes()
         return self.values[cell, : self.value_lengths[cell]].tobytes()
+
+    def is_long(self, cell):
+        return self.value_lengths[cell] > self.value_bytes
+
+    def block_of(self, cell):
+        """Size class and index of the block that a cell refers to."""
+        return (int(self.refs[cell]) >> 32) - 1, int(self.refs[cell]) & 0xFFFFFFFF
+
+    def block_faults(self):
+        """What is wrong with blocks while nobody is in a call: each is free, or of a cell that has moved on, or its cell's."""
+        faults = []
+        for size_class, words in enumerate(self.blocks):
+            for index, word in enumerate(map(int, words)):
+                cell, version = word >> 4 & 0xFFFFF, word >> 24
+                if word in (BlockState.FREE_HOLE, BlockState.FREE_BACKED):
+                    continue
+                if word & 0xF == BlockState.LINKED and cell < self.count:
+                    passed = (self.version_of(cell) - version + (1 << 39)) % (1 << 40) - (1 << 39)
+                    is_its = self.is_long(cell) and self.block_of(cell) == (size_class, index)
+                    if passed > 0 or (passed == 0 and self.state_of(cell) == CellState.READY and is_its):
+                        continue
+                faults.append(f"block {index} of class {size_class} has the word {word:#x}")
+        return faults
 
     def slot_of(self, key):
         """The index of the slot that refers to a cell with that key, present or not."""
@@ -355,7 +407,8 @@ class MapFile:
             )
         ]
         keys = [self.key_at(cell) for cell in referenced]
-        return faults + [f"key {key!r} is there twice" for key in set(keys) if keys.count(key) > 1]
+        faults += [f"key {key!r} is there twice" for key in set(keys) if keys.count(key) > 1]
+        return faults + self.block_faults()
 
 
 class TableFile:

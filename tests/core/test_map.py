@@ -341,10 +341,11 @@ class TestFiles:
             with SharedHashMap.open_or_create(path, 8, 64) as other:
                 assert other[b"a"] == b"1"
             with pytest.raises(
-                LayoutMismatch, match="expected capacity 9 and value_bytes 64, found 8 and 64; open it with open"
+                LayoutMismatch,
+                match="expected capacity 9, value_bytes 64 and arena_bytes 0, found 8, 64 and 0; open it with open",
             ):
                 SharedHashMap.open_or_create(path, 9, 64)
-            with pytest.raises(LayoutMismatch, match="value_bytes 65, found 8 and 64"):
+            with pytest.raises(LayoutMismatch, match="value_bytes 65 and arena_bytes 0, found 8, 64 and 0"):
                 SharedHashMap.open_or_create(path, 8, 65)
 
     def test_create_never_replaces(self, path, shared_map):
@@ -381,7 +382,16 @@ class TestFiles:
             assert dict(other) == {b"a": b"1"}
 
     def test_every_public_call_is_among_those_tested(self):
-        properties = {"capacity", "closed", "header", "path", "ring", "value_bytes"}
+        properties = {
+            "arena_backed_bytes",
+            "arena_bytes",
+            "capacity",
+            "closed",
+            "header",
+            "path",
+            "ring",
+            "value_bytes",
+        }
         others = {"apply_migration", "close", "create", "make_policy", "open", "open_or_create"}
         public = {name for name in dir(SharedHashMap) if not name.startswith("_")}
         assert public == {name for name in CALLS if not name.startswith("_")} | properties | others

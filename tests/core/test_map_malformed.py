@@ -60,7 +60,10 @@ def works(made, raw):
         ({"payload_bytes": 2**32 - 1}, "value_bytes: .*found 4294967295"),
         ({"payload_bytes": 120}, r"expected \d+ bytes by its header"),
         ({"extra": 0}, "participants: expected 1 to 65534, found 0"),
-        ({"extra": 2**64 - 1}, "participants: .*found 18446744073709551615"),
+        ({"extra": 65_535}, "participants: .*found 65535"),
+        ({"extra": 2**64 - 1}, "arena_bytes: expected 4096 to 68719476736, found 281474976710655; the file is damaged"),
+        ({"extra": 4095 << 16 | 1022}, "arena_bytes: .*found 4095"),
+        ({"extra": 4096 << 16 | 1022}, r"expected \d+ bytes by its header"),
     ],
     ids=str,
 )

@@ -1,6 +1,8 @@
-"""SharedHashMap against a dict: small worlds, every call, with versions and generations that wrap on the way."""
+"""SharedHashMap against a dict: small worlds, every call, with versions and generations that wrap on the way, and with values in
+cells, or in cells and blocks."""
 
 import os
+import random
 import shutil
 import tempfile
 from pathlib import Path
@@ -17,7 +19,13 @@ from subetha.layout import VERSION_MASK, MapPhase
 from .ring_file import MapFile
 
 KEYS = st.sampled_from([b"", b"a", b"b", b"\0", b"k" * 48, b"key 7", b"key 8", b"\xff" * 9])
-VALUES = st.binary(max_size=16)
+VALUES = st.binary(max_size=16) | st.builds(
+    lambda seed, length: random.Random(seed).randbytes(length),
+    st.integers(0, 3),
+    st.sampled_from([17, 4095, 4096, 4097, 8192]) | st.integers(17, 8192),
+)
+ARENA_BYTES = 2**17
+"""Enough for all that may be there at one time, and for what deleted keys hold only where a rebuild gives it back."""
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
@@ -28,11 +36,13 @@ class MapAgainstDict(RuleBasedStateMachine):
         capacity=st.sampled_from([1, 2, 3, 8]),
         generation=st.sampled_from([0, 1, 2**27 - 1, 2**28 - 2, 2**29 - 1, 2**61 - 2]),
         versions_left=st.integers(0, 5),
+        arena_bytes=st.sampled_from([0, ARENA_BYTES]),
     )
-    def start(self, capacity, generation, versions_left):
+    def start(self, capacity, generation, versions_left, arena_bytes):
         self.directory = Path(tempfile.mkdtemp(prefix="subetha-test-", dir=MEMORY))
         path = self.directory / "map"
-        SharedHashMap.create(path, capacity, value_bytes=16).close()
+        SharedHashMap.create(path, capacity, value_bytes=16, arena_bytes=arena_bytes).close()
+        self.longest = 2**16 if arena_bytes else 16
         self.raw = MapFile(path)
         if generation:
             self.raw.set_generation(generation)
@@ -52,6 +62,7 @@ class MapAgainstDict(RuleBasedStateMachine):
 
     @rule(who=st.integers(0, 1), key=KEYS, value=VALUES)
     def set(self, who, key, value):
+        value = value[: self.longest]
         if self.has_room_for(key):
             self.handles[who][key] = value
             self.model[key] = value
@@ -83,6 +94,7 @@ class MapAgainstDict(RuleBasedStateMachine):
 
     @rule(who=st.integers(0, 1), key=KEYS, value=VALUES)
     def setdefault(self, who, key, value):
+        value = value[: self.longest]
         if self.has_room_for(key):
             assert self.handles[who].setdefault(key, value) == self.model.setdefault(key, value)
         else:
@@ -91,6 +103,7 @@ class MapAgainstDict(RuleBasedStateMachine):
 
     @rule(who=st.integers(0, 1), key=KEYS, data=st.data(), new=st.none() | VALUES)
     def compare_and_swap(self, who, key, data, new):
+        new = new and new[: self.longest]
         expected = data.draw(st.none() | VALUES | st.just(self.model.get(key)))
         if self.model.get(key) != expected:
             assert not self.handles[who].compare_and_swap(key, expected, new)
