@@ -1,29 +1,32 @@
 """Calls of a SharedHashMap under the stepper: what stands before, what the victim does, and what must be found afterwards."""
 
 import contextlib
+import functools
 import os
-import shutil
 
 from census import nothing_left, records_faults
+from queue_calls import copy_sparse
 from ring_file import MapFile
 from traffic import origin_of, payload_of
 
 from subetha._core import SharedHashMap
-from subetha.errors import MapFull
-from subetha.layout import CellState, MapPhase, cell_word
+from subetha.errors import ArenaFull, MapFull
+from subetha.layout import BlockState, CellState, MapPhase, cell_word
 
 CAPACITY = 4
+ARENA_BYTES = 1 << 17
 SURVIVOR, VICTIM, TRAFFIC, ROUND, FALLEN = 1, 2, 3, 4, 5
 KEY = b"the key"
 REPLACED, IN_SLOT = "replaced, and not yet freed", "in a slot, and not yet READY(0)"
 
 
 def make_template(directory):
-    """A map that has been in use: its versions differ, and it is in its second generation."""
-    with SharedHashMap.create(os.path.join(directory, "map"), CAPACITY) as made:
-        for n in range(6):
-            made[b"%d" % (n % 3)] = b"before"
-        made.clear()
+    """A map that has been in use, and one with blocks: its versions differ, and it is in its second generation."""
+    for name, arena_bytes, value in (("map", 0, b"before"), ("blocks", ARENA_BYTES, bytes(7000))):
+        with SharedHashMap.create(os.path.join(directory, name), CAPACITY, arena_bytes=arena_bytes) as made:
+            for n in range(6):
+                made[b"%d" % (n % 3)] = value
+            made.clear()
 
 
 class MapStage:
@@ -41,29 +44,37 @@ class MapStage:
     handles_join = True
     producer = VICTIM
     key = KEY
+    file = "map"
+    length = 56
 
     def __init__(self, directory):
         self.directory = directory
-        self.path = os.path.join(directory, "map")
+        self.path = os.path.join(directory, self.file)
 
     @classmethod
     def copy(cls, template, directory):
         os.mkdir(directory)
-        shutil.copyfile(os.path.join(template, "map"), os.path.join(directory, "map"))
+        copy_sparse(os.path.join(template, cls.file), os.path.join(directory, cls.file))
         return cls(directory)
 
     @property
     def watched(self):
-        return [(self.path, 0)]
+        # of the blocks their words: the bytes in between tell nobody anything
+        return [(self.path, MapFile(self.path).words_end)]
+
+    @classmethod
+    @functools.cache
+    def value(cls, producer, n):
+        return payload_of(producer, n, cls.length)
 
     # ---- the survivor, before ----
 
     def before(self):
         self.map = SharedHashMap.open(self.path)
         for n in range(2):
-            self.map[b"mine %d" % n] = payload_of(SURVIVOR, n)
+            self.map[b"mine %d" % n] = self.value(SURVIVOR, n)
         for key in (*self.here, *self.deleted):
-            self.map[key] = payload_of(SURVIVOR, 9)
+            self.map[key] = self.value(SURVIVOR, 9)
         for key in self.deleted:
             del self.map[key]
         self.raw = MapFile(self.path)
@@ -75,6 +86,8 @@ class MapStage:
         raw = MapFile(self.path)
         if isinstance(state, CellState):
             return raw.states.count(state)
+        if isinstance(state, BlockState):
+            return sum(int((words & 0xF == state).sum()) for words in raw.blocks)
         referenced = raw.referenced
         return sum(
             raw.states[cell] is CellState.READY
@@ -87,12 +100,14 @@ class MapStage:
 
     @property
     def payload(self):
-        return payload_of(self.producer, 0)
+        return self.value(self.producer, 0)
 
     def setup(self):
         self.map = SharedHashMap.open(self.path)
         if self.handles_join:
             self.map.pop(b"nothing", None)
+        # made before the call is stepped through
+        self.made = self.payload, self.first
 
     def call(self):
         raise NotImplementedError
@@ -111,7 +126,7 @@ class MapStage:
     @property
     def first(self):
         """What it has before."""
-        return payload_of(SURVIVOR, 9) if self.key in self.here else None
+        return self.value(SURVIVOR, 9) if self.key in self.here else None
 
     def expect(self, returned, value):
         self.allowed[self.key] = {self.after} if returned else {self.first, self.after}
@@ -158,25 +173,29 @@ class MapStage:
         found = self.contents()
         self.compare(found)
         for key, value in found.items():
-            self.map[key] = payload_of(ROUND, 0)
-            assert self.map.compare_and_swap(key, payload_of(ROUND, 0), value)
+            self.map[key] = self.value(ROUND, 0)
+            assert self.map.compare_and_swap(key, self.value(ROUND, 0), value)
         assert self.contents() == found
         self.map.rebuild()
         assert self.contents() == found
         for key, value in found.items():
             assert self.map.pop(key) == value
         for n in range(CAPACITY):
-            self.map[b"%d" % n] = payload_of(ROUND, n)
+            self.map[b"%d" % n] = self.value(ROUND, n)
         try:
             self.map[b"more"] = b""
         except MapFull:
             pass
         else:
             raise AssertionError("more than the capacity went in")
-        assert self.contents() == {b"%d" % n: payload_of(ROUND, n) for n in range(CAPACITY)}
+        assert self.contents() == {b"%d" % n: self.value(ROUND, n) for n in range(CAPACITY)}
         nothing_left(self.raw.faults() + records_faults(self.raw.records, self.alive))
+        self.fill_blocks()
         self.close()
         nothing_left(self.raw.faults() + records_faults(self.raw.records, set()))
+
+    def fill_blocks(self):
+        """All of the blocks' bytes can be used, in blocks of any size."""
 
     def close(self):
         self.map.close()
@@ -187,11 +206,11 @@ class MapStage:
         """The keys change again and again, the victim's too, and generations go past the one that is stopped."""
         for n in range(10 * CAPACITY):
             for key in (b"mine %d" % (n % 2), self.key):
-                self.map[key] = payload_of(TRAFFIC, n)
-                assert self.map[key] == payload_of(TRAFFIC, n)
-                self.allowed[key] = {payload_of(TRAFFIC, n)}
+                self.map[key] = self.value(TRAFFIC, n)
+                assert self.map[key] == self.value(TRAFFIC, n)
+                self.allowed[key] = {self.value(TRAFFIC, n)}
             if n % 3 == 0:
-                assert self.map.pop(self.key) == payload_of(TRAFFIC, n)
+                assert self.map.pop(self.key) == self.value(TRAFFIC, n)
                 assert self.key not in self.map
                 self.allowed[self.key] = {None}
             if n % 5 == 0:
@@ -382,11 +401,11 @@ class Rebuild(MapStage):
         """Others go on through some generations before the slow one does."""
         self.map.rescue()
         for n in range(5):
-            self.map[KEY] = payload_of(TRAFFIC, n)
+            self.map[KEY] = self.value(TRAFFIC, n)
             self.map.rebuild()
             del self.map[KEY]
-        self.map[KEY] = payload_of(TRAFFIC, 9)
-        self.allowed[KEY] = {payload_of(TRAFFIC, 9)}
+        self.map[KEY] = self.value(TRAFFIC, 9)
+        self.allowed[KEY] = {self.value(TRAFFIC, 9)}
         slow.go_on()
         self.map.rescue()
         self.settle()
@@ -455,8 +474,8 @@ class Rescue(MapStage):
         self.map.rescue()
         others = [SharedHashMap.open(self.path) for _ in range(4)]
         for n, other in enumerate(others):
-            other[b"mine %d" % (n % 2)] = payload_of(TRAFFIC, n)
-            self.allowed[b"mine %d" % (n % 2)] = {payload_of(TRAFFIC, n)}
+            other[b"mine %d" % (n % 2)] = self.value(TRAFFIC, n)
+            self.allowed[b"mine %d" % (n % 2)] = {self.value(TRAFFIC, n)}
         slow.go_on()
         for other in others:
             other.close()
@@ -482,6 +501,121 @@ class DyingPublish(Overwrite):
     here = (b"published",)
 
 
+class InBlocks:
+    """The same calls with values in blocks, of which there are some more than values."""
+
+    file = "blocks"
+    length = 5000
+
+    def fill_blocks(self):
+        for size in (1 << 15, 1 << 16, 1 << 17):
+            self.map.clear()
+            for n in range(ARENA_BYTES // size):
+                self.map[b"%d" % n] = payload_of(ROUND, n, size)
+            assert self.contents() == {b"%d" % n: payload_of(ROUND, n, size) for n in range(ARENA_BYTES // size)}
+            if size > 1 << 15:
+                try:
+                    self.map[b"more"] = bytes(57)
+                except ArenaFull:
+                    pass
+                else:
+                    raise AssertionError("more than the arena went in")
+            assert self.map.arena_backed_bytes <= ARENA_BYTES
+            nothing_left(self.raw.faults())
+
+
+class InsertBlock(InBlocks, Insert):
+    pass
+
+
+class InsertIntoFullArena(InsertBlock):
+    """Deleted keys hold the blocks that are left: a rebuild comes first."""
+
+    length = 30_000
+    deleted = (b"gone", b"gone, too")
+
+
+class OverwriteBlock(InBlocks, Overwrite):
+    pass
+
+
+class OverwriteWithBlock(InBlocks, Overwrite):
+    """What was there lies in the cell."""
+
+    def before(self):
+        super().before()
+        self.map[self.key] = self.first
+        self.allowed[self.key] = {self.first}
+
+    @property
+    def first(self):
+        return payload_of(SURVIVOR, 9)
+
+
+class DeleteBlock(InBlocks, Delete):
+    pass
+
+
+class PopBlock(InBlocks, Pop):
+    pass
+
+
+class SetDefaultBlock(InBlocks, SetDefault):
+    pass
+
+
+class CompareAndSwapBlock(InBlocks, CompareAndSwap):
+    pass
+
+
+class GetBlock(InBlocks, Get):
+    pass
+
+
+class ItemsBlock(InBlocks, Items):
+    pass
+
+
+class RebuildBlock(InBlocks, Rebuild):
+    pass
+
+
+class RepairBlock(InBlocks, Repair):
+    """The block's word was overwritten, too."""
+
+    def before(self):
+        super().before()
+        self.raw.blocks[1][-1] = 0xF
+
+
+class RescueBlock(InBlocks, Rescue):
+    """Four have died: before the block was linked, before its cell came into its slot, right after that, and before what was
+    replaced was freed."""
+
+    dies = (
+        ("DyingInsertBlock", BlockState.OWNED),
+        ("DyingSetDefaultBlock", CellState.READY),
+        ("DyingOverwriteBlock", REPLACED),
+        ("DyingPublishBlock", IN_SLOT),
+    )
+
+
+class DyingInsertBlock(InBlocks, DyingInsert):
+    pass
+
+
+class DyingSetDefaultBlock(InBlocks, DyingSetDefault):
+    pass
+
+
+class DyingOverwriteBlock(InBlocks, DyingOverwrite):
+    pass
+
+
+class DyingPublishBlock(InBlocks, DyingPublish):
+    pass
+
+
 CALLS = {
     "insert": Insert,
     "first_insert": FirstInsert,
@@ -501,5 +635,24 @@ CALLS = {
     "close": Close,
     "repair": Repair,
     "rescue": Rescue,
+    "insert_block": InsertBlock,
+    "insert_into_full_arena": InsertIntoFullArena,
+    "overwrite_block": OverwriteBlock,
+    "overwrite_with_block": OverwriteWithBlock,
+    "delete_block": DeleteBlock,
+    "pop_block": PopBlock,
+    "setdefault_block": SetDefaultBlock,
+    "compare_and_swap_block": CompareAndSwapBlock,
+    "get_block": GetBlock,
+    "items_block": ItemsBlock,
+    "rebuild_block": RebuildBlock,
+    "repair_block": RepairBlock,
+    "rescue_block": RescueBlock,
 }
-DYING = {kind.__name__: kind for kind in (DyingInsert, DyingSetDefault, DyingOverwrite, DyingPublish)}
+DYING = {
+    kind.__name__: kind
+    for kind in (
+        *(DyingInsert, DyingSetDefault, DyingOverwrite, DyingPublish),
+        *(DyingInsertBlock, DyingSetDefaultBlock, DyingOverwriteBlock, DyingPublishBlock),
+    )
+}

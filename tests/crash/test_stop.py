@@ -37,6 +37,8 @@ def test_a_steal_that_was_stopped_says_empty_only_where_nothing_waited(campaign)
     [
         *("insert", "first_insert", "insert_again", "insert_into_full", "overwrite", "delete", "pop", "setdefault"),
         *("compare_and_swap", "get", "items", "rebuild", "close"),
+        *("insert_block", "overwrite_block", "overwrite_with_block", "delete_block", "pop_block", "setdefault_block"),
+        *("compare_and_swap_block", "get_block", "items_block", "rebuild_block"),
     ],
 )
 def test_values_and_generations_go_past_a_process_stopped_in_a_call_of_a_map(campaign, call):
