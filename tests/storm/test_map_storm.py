@@ -1,4 +1,5 @@
-"""Two processes in step on one key while its neighbours are deleted; and writers that are killed at random times.
+"""Two processes in step on one key while its neighbours are deleted; and writers that are killed at random times, with short
+values and with values in blocks.
 
 A killed writer notes in shared memory what it has done, right after the call; one call of each of the dead may have been
 done and not noted.
@@ -10,11 +11,12 @@ import time
 import pytest
 
 from subetha._core import SharedHashMap
-from subetha.errors import MapFull
+from subetha.errors import ArenaFull, MapFull
 
 from .crowd import Board, Crowd, until
 
 from ..core.ring_file import MapFile  # isort: skip
+from ..core.traffic import origin_of, payload_of  # isort: skip
 from ..crash.census import nothing_left, records_faults  # isort: skip
 
 FIRST, SECOND, NEIGHBOUR = 0, 1, 2
@@ -145,3 +147,107 @@ def test_killed_writers_leave_a_whole_map_and_counters_that_lost_nothing(shm, di
             shared[b"more"] = b""
     assert noted <= counted <= noted + lives, f"{counted} counted, {noted} noted"
     figures(kills=lives, seconds=round(time.monotonic() - begun), counted=counted, unnoted=counted - noted)
+
+
+ARENA_BYTES = 3 << 17
+COUNTER, LONG = 0, 1
+
+
+def long_value(kind, n):
+    """From 8 bytes to 40,000; the same ones that the counter `n` has are found again."""
+    return payload_of(kind, n, 8 + n * 7919 % (60 if n % 3 == 0 else 40_000))
+
+
+def write_long(path, board, life):
+    """As `write`, with values that mostly lie in blocks, and more of them than there are blocks."""
+    with SharedHashMap.open(path) as shared:
+        turn = 0
+        while True:
+            turn += 1
+            key = b"counter %d" % (turn % COUNTERS)
+            try:
+                seen = shared.get(key)
+                count = origin_of(seen)[1] if seen is not None else 0
+                if shared.compare_and_swap(key, seen, long_value(COUNTER, count + 1)):
+                    board[8 + life] += 1
+                    board[0] += 1
+                shared[b"of %d" % ((life + turn) % 12)] = long_value(LONG, turn)
+            except (ArenaFull, MapFull):
+                board[1] += 1
+                shared.pop(b"of %d" % (turn % 12), None)
+            shared.pop(b"of %d" % ((life + 5 * turn) % 24), None)
+            if turn % 50 == 0:
+                shared.rebuild()
+
+
+def read_long(path, board):
+    """Nothing that is read is torn, and no counter goes back."""
+    last = [0] * COUNTERS
+    with SharedHashMap.open(path, readonly=True) as shared:
+        while True:
+            for value in shared.values():
+                origin_of(value)
+            for n in range(COUNTERS):
+                value = shared.get(b"counter %d" % n)
+                if value is not None:
+                    kind, count = origin_of(value)
+                    assert (kind, value) == (COUNTER, long_value(COUNTER, count))
+                    assert count >= last[n], f"counter {n} went from {last[n]} to {count}"
+                    last[n] = count
+            board[2] += 1
+
+
+def test_killed_writers_of_long_values_leave_all_blocks_and_counters_that_lost_nothing(shm, dice, sized, figures):
+    lives = sized(30, 300)
+    path, board, crowd = shm / "map", Board(), Crowd(shm)
+    SharedHashMap.create(path, 16, arena_bytes=ARENA_BYTES).close()
+    begun, life = time.monotonic(), 0
+    try:
+        crowd.start("reader", read_long, path, board)
+        reader = crowd.members[0]
+        for _ in range(2):
+            crowd.start("writer", write_long, path, board, life)
+            life += 1
+        while life < lives:
+            before, looks = board[0], board[2]
+            until(lambda before=before: board[0] > before, "those who live get on", crowd)
+            until(lambda looks=looks: board[2] > looks, "and the one who reads", crowd)
+            time.sleep(dice.uniform(0, 0.02))
+            victim = dice.choice([member for member in crowd.members if member is not reader])
+            if dice.random() < 0.3:
+                # nobody waits for one that is stopped
+                crowd.stop(victim, 60)
+                before = board[0]
+                until(lambda before=before: board[0] > before, "the others get on", crowd)
+            crowd.kill(victim)
+            crowd.start("writer", write_long, path, board, life)
+            life += 1
+    finally:
+        crowd.check()
+        crowd.end()
+    noted = sum(board[8 + n] for n in range(lives))
+    with SharedHashMap.open(path) as shared:
+        shared.rescue()
+        values = [shared.get(b"counter %d" % n) for n in range(COUNTERS)]
+        counted = sum(origin_of(value)[1] for value in values if value is not None)
+        raw = MapFile(path)
+        nothing_left(raw.faults() + records_faults(raw.records, set(raw.used_slots)))
+        assert len(raw.used_slots) == 1, "this handle alone takes part"
+        # all of the room is there, in blocks of any size
+        for size in (1 << 15, 1 << 16, 1 << 17):
+            shared.clear()
+            for n in range(ARENA_BYTES // size):
+                shared[b"%d" % n] = payload_of(LONG, n, size)
+            assert all(origin_of(value) == (LONG, int(key)) for key, value in shared.items())
+            with pytest.raises((ArenaFull, MapFull)):
+                shared[b"more"] = bytes(57)
+            assert shared.arena_backed_bytes <= ARENA_BYTES
+    assert noted <= counted <= noted + lives, f"{counted} counted, {noted} noted"
+    figures(
+        kills=lives,
+        seconds=round(time.monotonic() - begun),
+        counted=counted,
+        unnoted=counted - noted,
+        refused=board[1],
+        looks=board[2],
+    )
