@@ -21,6 +21,8 @@ from subetha._handshake cimport *
 from subetha._heartbeat cimport *
 from subetha._lapse cimport *
 from subetha._layout cimport *
+from subetha._map cimport *
+from subetha._mapvalues cimport *
 from subetha._observation cimport *
 from subetha._process cimport *
 from subetha._queue cimport *
@@ -171,6 +173,7 @@ cdef class World:
 
 include "ring.pxi"
 include "deque.pxi"
+include "map.pxi"
 include "table.pxi"
 include "queue.pxi"
 include "adaptive.pxi"

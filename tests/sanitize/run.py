@@ -73,6 +73,8 @@ TESTS = [
     "core/test_ring_malformed.py",
     "core/test_ring.py",
     "core/test_claim.py",
+    "core/test_map_malformed.py",
+    "core/test_map_blocks.py",
     "engine/test_wire.py",
     "queue/test_queue_malformed.py",
     "queue/test_queue_blocks.py",

@@ -12,14 +12,20 @@ import sys
 import tempfile
 import threading
 import time
+from pathlib import Path
 
 import _stress
 import numpy as np
 
-from subetha import HeartbeatTable, JobQueue, SharedDeque, SharedRing
+sys.path.append(os.fspath(Path(__file__).resolve().parents[1] / "core"))
+
+from ring_file import MapFile
+
+from subetha import HeartbeatTable, JobQueue, SharedDeque, SharedHashMap, SharedRing
 from subetha._core import QueueHandle
 from subetha.layout import (
     DEQUE_LINES,
+    FILE_HEADER,
     HOT_LINE,
     LINE,
     LINES_OFFSET,
@@ -28,6 +34,7 @@ from subetha.layout import (
     RING_LINES,
     RING_PARTICIPANTS,
     align,
+    map_reserve,
     reserve_of,
 )
 
@@ -123,6 +130,41 @@ def deque(folder, seconds, capacity, payload=56):
         return counts, world.found_faults
 
 
+def shared_map(folder, seconds, capacity, arena_bytes):
+    # a gap behind the value of each cell, for AddressSanitizer
+    path, value_bytes = os.path.join(folder, f"map-{capacity}-{arena_bytes}"), 61
+    SharedHashMap.create(path, capacity, value_bytes, arena_bytes=arena_bytes).close()
+    raw = MapFile(path)
+
+    def offset(array):
+        return array.ctypes.data - raw.contents.ctypes.data
+
+    sizes = (
+        *(offset(raw.arrays), offset(raw.records), len(raw.records)),
+        *(offset(raw.cells), raw.count, raw.cells.strides[0], map_reserve(capacity)),
+    )
+    arena = arena_bytes and (
+        *(arena_bytes, offset(raw.arena_lines), [offset(words) for words in raw.blocks]),
+        *([offset(data) for data in raw.block_bytes], [len(words) for words in raw.blocks]),
+    )
+    with mapped(path) as ((contents,), (fd,)):
+        created_ns = int(contents[:64].view(FILE_HEADER)["created_ns"][0])
+        world = _stress.MapWorld(contents, fd, sizes, arena, capacity, value_bytes, created_ns)
+        run_roles(
+            world,
+            seconds,
+            (world.write, 51),
+            (world.write, 52),
+            (world.read, 53),
+            (world.read, 54),
+            (world.die_again_and_again, 55),
+            (world.look_after,),
+        )
+        counts = world.finish()
+        world.close()
+        return counts, world.found_faults
+
+
 def table(folder, seconds, slots=4):
     path = os.path.join(folder, "table")
     HeartbeatTable.create(path, slots).close()
@@ -204,6 +246,8 @@ WORLDS = {
     "ring-64": (ring, 64),
     "deque-4": (deque, 4),
     "deque-64": (deque, 64),
+    "map": (shared_map, 8, 0),
+    "map-blocks": (shared_map, 8, 2**17),
     "table": (table,),
     "queue-16": (queue, 16),
     "queue-64": (queue, 64),
