@@ -931,8 +931,8 @@ cdef class QueueHandle(Mapped):
                 self.check_lock()
                 if private_get(&self.is_condemned):
                     raise errors.HeartbeatError(
-                        f"{self.file_path}: a job of this process ran out of time, or was cancelled, and its supervisor may end the "
-                        "process at any moment; claim nothing more and exit"
+                        f"{self.file_path}: a job of this process ran out of time, or was cancelled, and its supervisor may end "
+                        "the process at any moment; claim nothing more and exit"
                     )
                 code = self.take_mending(&ref)
                 if code == OK:
@@ -1306,8 +1306,8 @@ cdef class JobClaim(Claim):
         if how == OVERDUE:
             private_set(&handle.is_condemned, 1)
             raise errors.TransportError(
-                f"{handle.file_path}: this claim was taken away, its job ran out of time or was cancelled; drop the result, and end "
-                "this process"
+                f"{handle.file_path}: this claim was taken away, its job ran out of time or was cancelled; drop the result, and "
+                "end this process"
             )
         raise_code(LOST, handle.file_path, "")
 
