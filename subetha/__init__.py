@@ -4,15 +4,10 @@ Every public name can be imported from here; what a name needs (numpy, the compi
 """
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-try:
-    __version__ = version("subetha-scheduler")
-except PackageNotFoundError:  # imported from a source tree that is not installed
-    __version__ = "0+unknown"
-
 if TYPE_CHECKING:
+    __version__: str
     from subetha._core import Claim as Claim
     from subetha._core import HeartbeatTable as HeartbeatTable
     from subetha._core import JobClaim as JobClaim
@@ -126,7 +121,20 @@ _MODULE_OF = {
 __all__ = ["__version__", *sorted(_MODULE_OF)]
 
 
+def _version() -> str:
+    # late: these modules take as long to import as half of the rest
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("subetha-scheduler")
+    except PackageNotFoundError:  # imported from a source tree that is not installed
+        return "0+unknown"
+
+
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        globals()[name] = found = _version()
+        return found
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'subetha' has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(f"subetha.{_MODULE_OF[name]}"), name)

@@ -7,8 +7,6 @@ import importlib
 
 import click
 
-from subetha import __version__
-
 __all__ = ["cli", "main"]
 
 
@@ -28,8 +26,24 @@ class _LazyGroup(click.Group):
         return command
 
 
+def _print_version(ctx: click.Context, _parameter: click.Parameter, is_wanted: bool) -> None:
+    if is_wanted and not ctx.resilient_parsing:
+        # late, since it takes some time to find
+        from subetha import __version__
+
+        click.echo(f"subetha {__version__}")
+        ctx.exit()
+
+
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="subetha", message="%(prog)s %(version)s")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version and exit.",
+)
 def cli() -> None:
     """Runs Python functions in other processes of this machine, through memory-mapped files."""
 
