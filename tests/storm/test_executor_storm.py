@@ -7,7 +7,11 @@ import time
 from concurrent.futures import CancelledError, as_completed
 from pathlib import Path
 
+import pytest
+
 from subetha import Executor, JobQueue
+
+pytestmark = pytest.mark.slow
 
 WAIT_S = 300
 
