@@ -1,6 +1,5 @@
 """What a job may know of itself, and say, while it runs."""
 
-import threading
 from typing import NamedTuple
 
 from subetha import scheduler
@@ -49,7 +48,7 @@ def progress(done: int, total: int) -> None:
 
 
 def current_job() -> CurrentJob | None:
-    """Tell which job runs in this thread; None outside of the worker thread of a worker process."""
+    """Tell which job runs in this thread; None outside of the worker thread of a worker process, and in what a job forks."""
     claim = _claim_here()
     if claim is None:
         return None
@@ -59,7 +58,7 @@ def current_job() -> CurrentJob | None:
 
 def _claim_here() -> JobClaim | None:
     running = scheduler.running
-    if running is None or threading.get_ident() != running.thread:
+    if running is None or not running.is_in_job_thread():
         return None
     claim = running.loop.claim
     return claim if isinstance(claim, JobClaim) else None

@@ -33,6 +33,7 @@ RECORDS: Final = 256
 RECORD_BYTES: Final = 4088
 
 _LONGEST_TEXT = 900
+_LEAST = ("levelno", "created", "process", "worker", "job_id")
 _PLAIN = (bool, int, float, str, type(None))
 _LOGGER = logging.getLogger("subetha.logging")
 
@@ -65,14 +66,21 @@ class RecordHandler(logging.handlers.QueueHandler):
     """
 
     def __init__(self, path: files.Path, level: int) -> None:
-        ring: Any = SharedRing.open(path)
-        super().__init__(ring)
+        self._path = path
+        super().__init__(self._opened())
         self.setLevel(level)
         self.addFilter(add_job)
         self._dropped = 0
 
+    def _opened(self) -> Any:
+        self._pid = os.getpid()
+        return SharedRing.open(self._path)
+
     def enqueue(self, record: logging.LogRecord) -> None:
         """Put a record, whose text `prepare` has made, into the ring; never waits."""
+        if os.getpid() != self._pid:
+            # forked by a job
+            self.queue = self._opened()
         try:
             if self._dropped:
                 self._push(self._of_dropped())
@@ -89,8 +97,16 @@ class RecordHandler(logging.handlers.QueueHandler):
             ring.try_push(pickle.dumps(plain))
         except PayloadTooLarge:
             short = {name: value for name, value in plain.items() if not isinstance(value, str) or len(value) < 100}
-            short["msg"] = f"{record.msg[:_LONGEST_TEXT]}... (cut, it had {len(record.msg)} characters)"
-            ring.try_push(pickle.dumps(short))
+            text = record.msg
+            short["msg"] = f"{text[:_LONGEST_TEXT]}... (cut, it had {len(text)} characters)"
+            try:
+                ring.try_push(pickle.dumps(short))
+            except PayloadTooLarge:
+                # many attributes, or long numbers
+                least = {name: plain[name] for name in _LEAST}
+                least["name"] = record.name[:100]
+                least["msg"] = text if len(text) <= 100 else f"{text[:100]}... (cut, it had {len(text)} characters)"
+                ring.try_push(pickle.dumps(least))
 
     def _of_dropped(self) -> logging.LogRecord:
         text = f"{self._dropped} records of this worker were dropped: they were not taken from the ring in time"
@@ -117,8 +133,8 @@ class RecordReader:
         self._ring = SharedRing.create(path, RECORDS, payload_bytes=RECORD_BYTES)
 
     def read(self) -> None:
-        """Handle every record that is there; what a handler raises is logged."""
-        while True:
+        """Handle the records that are there, not all that come meanwhile; what a handler raises is logged."""
+        for _ in range(RECORDS):
             try:
                 found = pickle.loads(self._ring.try_pop())
                 record = logging.makeLogRecord(found)

@@ -358,11 +358,21 @@ class Running(NamedTuple):
     loop : WorkerLoop
     thread : int
         Its `threading.get_ident`.
+    pid : int
+        The worker's; another one is that of a process which a job forked.
+    modules : frozenset of str
+        Modules that it imported at its start, as did every worker of its pool.
     """
 
     queue_path: str
     loop: WorkerLoop
     thread: int
+    pid: int
+    modules: frozenset[str]
+
+    def is_in_job_thread(self) -> bool:
+        """Whether the caller is in the thread that jobs run in, and in no fork of it."""
+        return threading.get_ident() == self.thread and os.getpid() == self.pid
 
 
 running: Running | None = None

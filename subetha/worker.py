@@ -72,6 +72,8 @@ _FIRST_DELAY_SECONDS = 0.25
 _LONGEST_DELAY_SECONDS = 5.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _OUTER_PYTHONPATH = "SUBETHA_OUTER_PYTHONPATH"
+# What a worker tells its supervisor in the place of how many jobs it completed: any job may leave with any exit code.
+_INITIALIZER_FAILED = b"i"
 
 
 class WorkerPoolBroken(SubethaError, BrokenProcessPool):
@@ -230,6 +232,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for module in (calls.__name__, *options.modules):
             importlib.import_module(module)
         if options.initializer_fd is not None and not _initialized(options.initializer_fd):
+            if options.completed_fd is not None:
+                os.write(options.completed_fd, _INITIALIZER_FAILED)
             return EXIT_INITIALIZER_FAILED
         queue = JobQueue.open(options.queue, role=Role.WORKER)
         recycling = _Recycling(options.max_jobs, options.max_bytes)
@@ -244,7 +248,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         traceback.print_exc()
         return EXIT_CANNOT_START
     # It chooses how long the loop's claims look for a job before they sleep.
-    scheduler.running = scheduler.Running(os.path.abspath(options.queue), loop, threading.get_ident())
+    scheduler.running = scheduler.Running(
+        os.path.abspath(options.queue), loop, threading.get_ident(), os.getpid(), frozenset(options.modules)
+    )
     with queue, Sidecar() as sidecar:
         drain.attach(loop)
         try:
@@ -770,24 +776,27 @@ class WorkerPool:
         self._selector.unregister(worker.pidfd)
         os.close(worker.pidfd)
         lived = self._clock() - worker.started
-        completed = self._completed_by(worker)
+        completed, initializer_failed = self._last_word_of(worker)
         self._rescue(worker.process.pid, returncode)
         place.running = None
         who = f"{self._name(place)} (pid {worker.process.pid})"
         cause = exit_cause(returncode)
+        if returncode == EXIT_RECYCLED and completed:
+            if self._stopping:
+                self._codes_of_drained.append(0)
+                return
+            place.quick_deaths = 0
+            place.due = self._clock()
+            return
         if self._stopping:
             self._codes_of_drained.append(returncode)
             if returncode != 0 and not self._killed:
                 self._report(f"{who}: {cause} while draining")
             return
-        if returncode == EXIT_RECYCLED:
-            place.quick_deaths = 0
-            place.due = self._clock()
-            return
         cause += f" after {lived:.1f} s"
         if returncode == EXIT_CANNOT_START:
             cause += " (it could not import its modules or open its queue: traceback above)"
-        if returncode == EXIT_INITIALIZER_FAILED:
+        if initializer_failed:
             self.deaths += 1
             self._break(f"{who}: {cause}. Its initializer raised (traceback above); all workers were stopped.")
             return
@@ -833,8 +842,8 @@ class WorkerPool:
     def _name(self, place: _Place) -> str:
         return f"subetha worker {place.number} of {len(self._places)}"
 
-    def _completed_by(self, worker: _Running) -> int:
-        """Give how many jobs a dead worker completed: by its own last word, or by the record that it left behind."""
+    def _last_word_of(self, worker: _Running) -> tuple[int, bool]:
+        """Give how many jobs a dead worker completed, by its last word or its record, and whether its initializer raised."""
         try:
             told = os.read(worker.completed_fd, 32)
         except BlockingIOError:
@@ -842,9 +851,10 @@ class WorkerPool:
             told = b""
         finally:
             os.close(worker.completed_fd)
-        if told:
-            return int(told)
-        return self._completed_in_table(worker.process.pid) - worker.completed_before
+        if told.isdigit():
+            return int(told), False
+        completed = self._completed_in_table(worker.process.pid) - worker.completed_before
+        return completed, told == _INITIALIZER_FAILED
 
     def _completed_in_table(self, pid: int) -> int:
         assert self._queue is not None

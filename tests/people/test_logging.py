@@ -88,6 +88,66 @@ def test_a_full_ring_drops_records_and_says_how_many(shm, caplog):
     reader.close()
 
 
+def test_a_record_of_many_or_long_attributes_comes_without_them(shm, caplog):
+    reader = RecordReader(shm / "ring")
+    handler = RecordHandler(shm / "ring", logging.INFO)
+    logger = logging.Logger("n" * 5000)
+    logger.addHandler(handler)
+    logger.warning("many", extra={f"attribute_{n}": n for n in range(1000)})
+    logger.warning("long " * 1000, extra={"number": 10**10_000})
+    reader.read()
+    many, long = caplog.records
+    assert (many.msg, many.levelno, many.worker) == ("many", logging.WARNING, os.getpid())
+    assert long.msg.endswith("... (cut, it had 5000 characters)")
+    handler.close()
+    reader.close()
+
+
+def test_who_logs_without_end_does_not_keep_the_reader(shm):
+    class Again(logging.Handler):
+        count = 0
+
+        def emit(self, _record):
+            self.count += 1
+            if self.count < 10 * RECORDS:
+                logger.warning("again")
+
+    reader = RecordReader(shm / "ring")
+    handler = RecordHandler(shm / "ring", logging.INFO)
+    logger = logging.Logger("endless")
+    logger.addHandler(handler)
+    again = Again()
+    logging.getLogger("endless").addHandler(again)
+    try:
+        logger.warning("first")
+        reader.read()
+        assert again.count <= RECORDS
+    finally:
+        logging.getLogger("endless").removeHandler(again)
+        handler.close()
+        reader.close()
+
+
+def test_what_a_job_forks_logs_as_well(caplog):
+    def fork():
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                logging.getLogger("far.away").warning("from the child")
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0
+        logging.getLogger("far.away").warning("from its parent")
+        return child, os.getpid()
+
+    with Executor(1) as found:
+        child, parent = found.submit(fork).result(WAIT_S)
+    records = [(record.msg, record.worker) for record in caplog.records if record.name == "far.away"]
+    assert records == [("from the child", child), ("from its parent", parent)]
+
+
 def test_a_record_that_cannot_be_read_is_told_and_the_others_come(shm, caplog):
     reader = RecordReader(shm / "ring")
     handler = RecordHandler(shm / "ring", logging.INFO)
