@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, TypeAlias
 
-from subetha.errors import CallFailed, ExecutionError, PassError, RemoteTraceback
+from subetha.errors import CallFailed, ExecutionError, RemoteTraceback
 from subetha.layout import PRIORITIES, align
 from subetha.pass_registry import default_registry
 
@@ -205,6 +205,8 @@ def loads(data: bytes) -> Any:
         at = align(at, ALIGNMENT)
         buffers.append(view[at : at + length])
         at += length
+    if at != len(data):
+        raise ValueError(f"expected {at} bytes of a pickle and its buffers, found {len(data)}")
     return pickle.loads(pickled, buffers=buffers)
 
 
@@ -251,13 +253,13 @@ def _below_this_module(trace: TracebackType | None) -> TracebackType | None:
     return trace
 
 
-def outcome_of(result: bytes | PassError) -> Outcome:
+def outcome_of(result: bytes | BaseException) -> Outcome:
     """Make of a job's result what its caller gets; what cannot be unpickled becomes an `ExecutionError`.
 
     Parameters
     ----------
     result : bytes or PassError
-        As `SubmittedResult.result` has it.
+        As `SubmittedResult.result` has it. Or any other exception, which is what the caller gets then.
 
     Returns
     -------
@@ -265,7 +267,7 @@ def outcome_of(result: bytes | PassError) -> Outcome:
         One of them None.
     """
     try:
-        if not isinstance(result, PassError):
+        if not isinstance(result, BaseException):
             return loads(result), None
         if not isinstance(result, CallFailed):
             return None, result

@@ -149,6 +149,10 @@ class Executor(concurrent.futures.Executor):
         self._options = calls.Options(1, timeout, max_attempts)
         # None: all, since others' workers are to know whatever comes to a shared queue
         self._modules = None if queue is not None else frozenset(modules)
+        here = scheduler.running
+        if here is not None and queue is not None and os.path.abspath(os.fsdecode(queue)) == here.queue_path:
+            # Of the other workers of this queue no more is known than of this one.
+            self._modules = here.modules
         started = None if initializer is None else calls.dumps((initializer, tuple(initargs)))
         # the first one runs what brings its function along
         self._crew = _Crew(workers, queue, (calls.__name__, *modules), started, limits, log_level, arena_bytes)
@@ -287,14 +291,14 @@ class Executor(concurrent.futures.Executor):
         Parameters
         ----------
         wait : bool
-            Return when all that has happened, otherwise at once.
+            Return when all that has happened, otherwise at once; a callback of a future is never waited in.
         cancel_futures : bool
             Cancel what waits.
         """
         self._crew.refuse()
         if cancel_futures:
             self._client.cancel_all()
-        if wait:
+        if wait and not self._crew.is_own_thread():
             self._crew.finish()
         else:
             self._crew.finish_later()
@@ -358,16 +362,26 @@ class _Crew:
             self.directory = os.path.abspath(os.fsdecode(queue))
         self._pid = os.getpid()
         self._refusal = ""
-        self._finishing = threading.Lock()
+        # a signal's handler may shut down what its thread is shutting down
+        self._finishing = threading.RLock()
         self._is_finished = False
         self._later: threading.Thread | None = None
+        self._reader = self._writer = -1
+        # What a garbage collection tells the keeper must not go to a descriptor that is somebody else's by now.
+        self._telling = threading.RLock()
+        made = contextlib.ExitStack()
+        made.callback(self._remove)
         try:
             help_ = None
-            if scheduler.running is not None:
+            if scheduler.running is not None and scheduler.running.pid == self._pid:
                 help_ = Help(scheduler.running.loop.serve_one, scheduler.running.thread)
             self.client = Client(_open_queue(self.directory, self.is_private, arena_bytes), help_)
+            made.callback(self.client.close)
             self._records = RecordReader(os.path.join(self.directory, _RECORDS)) if self.is_private else None
+            if self._records is not None:
+                made.callback(self._records.close)
             self._reader, self._writer = os.pipe2(os.O_CLOEXEC)
+            made.callback(self._close_pipe)
             os.set_blocking(self._reader, False)
             self.has_workers = workers > 0
             pool = None
@@ -384,14 +398,21 @@ class _Crew:
                     max_jobs=limits[0],
                     max_bytes=limits[1],
                 )
+                made.callback(pool.stop)
             self._keeper = threading.Thread(target=self._keep, args=(pool,), name="subetha-keeper", daemon=True)
             self._keeper.start()
         except BaseException:
-            self._remove()
+            made.close()
             raise
 
     def _keep(self, pool: worker.WorkerPool | None) -> None:
         """Start the workers and keep them alive until the executor ends; a thread."""
+        if not self._keep_alive(pool):
+            # Nothing runs any more, and the executor ends all the same.
+            self._keep_alive(None)
+
+    def _keep_alive(self, pool: worker.WorkerPool | None) -> bool:
+        """False where that failed; then all that is pending has failed, too."""
         try:
             with contextlib.nullcontext() if pool is None else pool:
                 while True:
@@ -406,7 +427,7 @@ class _Crew:
                         self._records.read()
                     told = self._read()
                     if _END in told:
-                        return
+                        return True
                     if _ABANDONED in told:
                         self.finish_later()
         except worker.WorkerPoolBroken as error:
@@ -418,6 +439,20 @@ class _Crew:
             )
             broken.__cause__ = error
             self.client.fail(broken)
+        return False
+
+    def _tell(self, what: bytes) -> None:
+        with self._telling:
+            if self._writer >= 0:
+                os.write(self._writer, what)
+
+    def _close_pipe(self) -> None:
+        with self._telling:
+            reader, self._reader = self._reader, -1
+            writer, self._writer = self._writer, -1
+            if writer >= 0:
+                os.close(reader)
+                os.close(writer)
 
     def _read(self) -> bytes:
         try:
@@ -441,6 +476,10 @@ class _Crew:
     def is_of_another_process(self) -> bool:
         return os.getpid() != self._pid
 
+    def is_own_thread(self) -> bool:
+        """Whether this is one of the threads that `finish` waits for: in a callback, or a handler of logging."""
+        return self._keeper is threading.current_thread() or self.client.is_own_thread()
+
     def refuse(self, why: str = "shutdown") -> None:
         self._refusal = self._refusal or why
 
@@ -453,17 +492,17 @@ class _Crew:
             if self._is_finished:
                 return
             self.client.wait_for_all()
-            self._end()
+            if not self._is_finished:
+                self._end()
 
     def _end(self) -> None:
-        os.write(self._writer, _END)
+        self._tell(_END)
         self._keeper.join()
         if self._records is not None:
             self._records.read()
             self._records.close()
         self.client.close()
-        os.close(self._reader)
-        os.close(self._writer)
+        self._close_pipe()
         self._is_finished = True
         _alive.discard(self)
         self._remove()
@@ -480,7 +519,7 @@ class _Crew:
         """The executor is gone without a shutdown. A garbage collection calls this, in a thread that may hold any lock."""
         self.refuse()
         if not self._is_finished and not self.is_of_another_process():
-            os.write(self._writer, _ABANDONED)
+            self._tell(_ABANDONED)
 
     def end_with_interpreter(self) -> None:
         if self.is_of_another_process():
@@ -496,12 +535,13 @@ class _Crew:
     def _remove(self) -> None:
         if self._owner_fd >= 0:
             shutil.rmtree(self.directory, ignore_errors=True)
-            os.close(self._owner_fd)
-            self._owner_fd = -1
+            fd, self._owner_fd = self._owner_fd, -1
+            os.close(fd)
 
 
 _alive: "set[_Crew]" = set()
-_choosing = threading.Lock()
+# a destructor, or a signal's handler, may submit a task
+_choosing = threading.RLock()
 _default: Executor | None = None
 _chosen: Executor | None = None
 
@@ -539,7 +579,14 @@ def _end_with_interpreter() -> None:
         crew.end_with_interpreter()
 
 
+def _after_fork() -> None:
+    global _choosing
+    # another thread of the parent may have held it
+    _choosing = threading.RLock()
+
+
 atexit.register(_end_with_interpreter)
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _open_queue(directory: str, is_private: bool, arena_bytes: int) -> JobQueue:

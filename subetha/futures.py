@@ -3,7 +3,8 @@
 A client's results come to one mailbox. Whoever waits for one of its futures collects from it, for all of them (the leader);
 a second thread that waits sleeps until its own result is there or the leader goes and it takes over. Where nobody waits in
 `JobFuture.result`, but callbacks, `concurrent.futures.wait` or an event loop are to hear of a future, a thread of the client
-leads. So a plain ``submit(...).result()`` has no thread between the mailbox and its caller.
+leads. So a plain ``submit(...).result()`` has no thread between the mailbox and its caller. Callbacks run in the client's thread,
+whoever collected, and never under the lead: one may wait, submit, cancel or shut down.
 
     submit --> pending --result collected--> finished
                   |
@@ -13,10 +14,14 @@ A result is taken from the mailbox once, and from `Client._taken` when its futur
 """
 
 import asyncio
+import contextlib
+import functools
+import itertools
 import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -25,7 +30,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from subetha._core import Pass, SubmittedResult
 from subetha.calls import Options, Outcome, outcome_of
-from subetha.errors import ArenaFull, ArenaTooSmall, Empty, ExecutionError, Full, JobCancelled, PassError
+from subetha.errors import ArenaFull, ArenaTooSmall, Empty, Full, JobCancelled, PassError
 from subetha.jobqueue import JobQueue
 from subetha.layout import STATE_SHIFT, CellState
 
@@ -47,8 +52,18 @@ SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.0002, 0.01
 
 _LOGGER = logging.getLogger("subetha.futures")
 
-# Held for the moment in which a future gets a condition, or its end without having one.
-_making = threading.Lock()
+# Held for the moment in which a future gets a condition, or its end without having one. Whatever a garbage collection or a
+# signal's handler runs in that moment may need it, too.
+_making = threading.RLock()
+
+
+def _after_fork() -> None:
+    global _making
+    # another thread of the parent may have held it
+    _making = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class JobFuture(Future[T], Generic[T]):
@@ -70,7 +85,7 @@ class JobFuture(Future[T], Generic[T]):
         # None where it is done from the beginning; then nobody asks it
         self._client: Client = client  # type: ignore[assignment]
         self.job_id = job_id
-        self._arrived: bytes | PassError | None = None
+        self._arrived: bytes | BaseException | None = None
 
     @classmethod
     def finished(cls, value: Any, error: BaseException | None) -> "JobFuture[Any]":
@@ -93,8 +108,9 @@ class JobFuture(Future[T], Generic[T]):
     def _own_condition(self) -> threading.Condition:
         found: threading.Condition | None = self.__dict__.get("_made_condition")
         if found is None:
+            made = threading.Condition()
             with _making:
-                found = self.__dict__.setdefault("_made_condition", threading.Condition())
+                found = self.__dict__.setdefault("_made_condition", made)
         return found
 
     @property
@@ -126,8 +142,11 @@ class JobFuture(Future[T], Generic[T]):
             self._arrived = None
         return found
 
-    def _settle(self, state: str, arrived: bytes | PassError | None = None) -> None:
-        """May be called again with the same arguments, after a Ctrl-C in it: what was left undone is done then."""
+    def _settle(self, state: str, arrived: bytes | BaseException | None = None) -> None:
+        """Set the state, unless it is set, and tell whoever waits; callbacks are left to `_call_callbacks`.
+
+        May be called again, after a Ctrl-C in it: what was left undone is done then.
+        """
         # Whoever is to be told makes the condition before it looks at the state: either it finds the one set here, or this
         # finds the condition, and then both change and look while they hold that.
         with _making:
@@ -147,20 +166,28 @@ class JobFuture(Future[T], Generic[T]):
                 self._told += 1
                 if state != FINISHED:
                     waiter.add_cancelled(self)
-                elif isinstance(arrived, PassError):
+                elif isinstance(arrived, BaseException):
                     waiter.add_exception(self)
                 else:
                     waiter.add_result(self)
             condition.notify_all()
-            callbacks: list[Callable[[JobFuture[T]], object]] = self.__dict__.get("_made_callbacks", [])
-        while callbacks:
-            self._call_back(callbacks.pop(0))
+
+    def _has_callbacks(self) -> bool:
+        return bool(self.__dict__.get("_made_callbacks"))
+
+    def _call_callbacks(self) -> None:
+        """Call each that has not been called; once the future is settled, by any thread that holds no lock."""
+        callbacks: list[Callable[[JobFuture[T]], object]] = self.__dict__.get("_made_callbacks", [])
+        # another thread may take from it, too
+        with contextlib.suppress(IndexError):
+            while True:
+                self._call_back(callbacks.pop(0))
 
     def _call_back(self, callback: Callable[["JobFuture[T]"], object]) -> None:
         try:
             callback(self)
         except BaseException:
-            # It runs in whichever thread collects, which has others to serve.
+            # Its thread has others to serve.
             _LOGGER.exception("exception calling callback for %r", self)
 
     # ---- what users call ----
@@ -298,9 +325,14 @@ class Client:
         self._taken: list[SubmittedResult] = []
         # Results that came before their future was entered; its submitter looks here after that.
         self._early: dict[int, bytes | PassError] = {}
-        self._leads = threading.Lock()
+        self._leads = threading.RLock()
+        self._leader = 0
         self._followers: dict[int, JobFuture[Any]] = {}
         self._served: set[JobFuture[Any]] = set()
+        # Settled futures whose callbacks the client's thread is to call.
+        self._owed: deque[JobFuture[Any]] = deque()
+        # Jobs taken back out of the queue whose futures have not been told.
+        self._taken_back: list[int] = []
         self._is_needed = threading.Event()
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -329,7 +361,7 @@ class Client:
         Raises
         ------
         Full
-            There is no room, and `wait` is False.
+            There is no room, or no block, and `wait` is False.
         ArenaTooSmall
             The arguments are longer than any block.
         ArenaFull
@@ -346,7 +378,7 @@ class Client:
                 raise
             if not wait:
                 self.collect_what_is_there()
-                raise
+                raise Full(str(error)) from error
             job_id = self._submit_when_room(pass_, options)
         future: JobFuture[Any] = JobFuture(self, job_id)
         self._pending[job_id] = future
@@ -366,15 +398,13 @@ class Client:
         )
 
     def _submit_when_room(self, pass_: Pass, options: Options) -> int:
+        help_ = self._help if self._help is not None and self._help.thread == threading.get_ident() else None
         while True:
-            wait = ROOM_S
-            if self._leads.acquire(blocking=False):
-                # It may be this client's own results that take the room.
-                wait = 0.0
-                try:
-                    self._collect(ROOM_S)
-                finally:
-                    self._step_down()
+            # In a job: what takes the room may be jobs that wait for this very worker.
+            if help_ is not None:
+                help_.serve_one()
+            # It may be this client's own results that take the room.
+            wait = 0.0 if self._lead(lambda: self._collect(ROOM_S)) else ROOM_S
             try:
                 return self._try_submit(pass_, options, wait)
             except ArenaFull:
@@ -390,17 +420,32 @@ class Client:
         """Cancel the future's job where it waits, or also where it runs."""
         self._check_process()
         assert future.job_id is not None
-        while not self.queue.cancel(future.job_id):
-            if not running or future._state != PENDING:
+        while not self._take_back(future.job_id) and future._state == PENDING:
+            if not running:
                 return
             if self.queue.cancel_running(future.job_id):
                 # what comes as its result says so, and is here already
                 self.wait_for(future, None)
-                return
-            if self.state_of(future) not in (CellState.READY, CellState.RETRY):
+            elif self.state_of(future) not in (CellState.READY, CellState.RETRY):
                 # done, then; otherwise it was put back between the two looks
                 return
-        self._settle(future.job_id, future, CANCELLED_AND_NOTIFIED, None)
+        self._settle_taken_back()
+        if future._state != PENDING:
+            future._call_callbacks()
+
+    def _take_back(self, job_id: int) -> bool:
+        # In one call, so that a Ctrl-C comes before or after both; then the next one who collects tells the future.
+        self._taken_back.extend(itertools.compress((job_id,), map(self.queue.cancel, (job_id,))))
+        return job_id in self._taken_back
+
+    def _settle_taken_back(self) -> None:
+        for job_id in list(self._taken_back):
+            future = self._pending.get(job_id)
+            if future is not None:
+                self._settle(job_id, future, CANCELLED_AND_NOTIFIED, None)
+            # another thread may do so, too
+            with contextlib.suppress(ValueError):
+                self._taken_back.remove(job_id)
 
     def cancel_all(self) -> None:
         """Cancel every job that waits."""
@@ -417,8 +462,6 @@ class Client:
     def serve(self, future: JobFuture[Any]) -> None:
         """Have the client's own thread collect until `future` is done, where nobody else does."""
         self._check_process()
-        if future._state != PENDING or future in self._served:
-            return
         self._served.add(future)
         if future._state != PENDING:
             self._served.discard(future)
@@ -435,23 +478,22 @@ class Client:
         """Wait until `future` is settled, or `timeout` seconds; collects for all where nobody else does."""
         self._check_process()
         deadline = None if timeout is None else time.monotonic() + timeout
-        if self._help is not None and threading.get_ident() == self._help.thread:
+        if self._help is not None and self._help.thread == threading.get_ident():
             self._help_until(future, self._help.serve_one, deadline)
             return
+
+        def left() -> float:
+            return LOOK_S if deadline is None else min(LOOK_S, deadline - time.monotonic())
+
+        def collect() -> None:
+            self._collect(max(0.0, left()))
+            while future._state == PENDING and (longest := left()) > 0:
+                self._collect(longest)
+
         while future._state == PENDING:
-            left = LOOK_S if deadline is None else min(LOOK_S, deadline - time.monotonic())
-            if self._leads.acquire(blocking=False):
-                try:
-                    while future._state == PENDING:
-                        self._collect(max(0.0, left))
-                        left = LOOK_S if deadline is None else min(LOOK_S, deadline - time.monotonic())
-                        if left <= 0:
-                            break
-                finally:
-                    self._step_down()
-            elif left > 0:
-                self._follow(future, left)
-            if left <= 0:
+            if not self._lead(collect) and (longest := left()) > 0:
+                self._follow(future, longest)
+            if left() <= 0:
                 return
 
     def _help_until(self, future: JobFuture[Any], serve_one: Callable[[], bool], deadline: float | None) -> None:
@@ -462,16 +504,38 @@ class Client:
                 pause = SHORTEST_PAUSE_S
                 continue
             left = pause if deadline is None else min(pause, deadline - time.monotonic())
-            if self._leads.acquire(blocking=False):
-                try:
-                    self._collect(max(0.0, left))
-                finally:
-                    self._step_down()
-            elif left > 0:
+            if not self._lead(functools.partial(self._collect, max(0.0, left))) and left > 0:
                 self._follow(future, left)
             if left <= 0:
                 return
             pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    def _lead(self, collect: Callable[[], object]) -> bool:
+        """Call `collect` as the leader; False where another thread leads.
+
+        A Ctrl-C may come at any moment in it, and finds this thread the leader no more.
+        """
+        me = threading.get_ident()
+        # in a signal's handler, or a destructor
+        is_nested = self._leader == me
+        leads = False
+        try:
+            leads = self._leads.acquire(blocking=False)
+            if leads:
+                self._leader = me
+                collect()
+        finally:
+            # No call before the release: an interrupt comes in where one begins or has returned.
+            if self._leader == me and not is_nested:
+                self._leader = 0
+            try:
+                self._leads.release()
+            except RuntimeError:
+                # another thread leads
+                leads = False
+            else:
+                self._wake_next()
+        return leads
 
     def _follow(self, future: JobFuture[Any], timeout: float) -> None:
         """Sleep until `future` is settled, or the leader has gone, or for `timeout` seconds.
@@ -482,13 +546,12 @@ class Client:
         with condition:
             self._followers[id(future)] = future
             # A leader that goes looks at the followers after it has let go of the lead.
-            if future._state == PENDING and self._leads.locked():
+            if future._state == PENDING and self._leader:
                 condition.wait(timeout)
             self._followers.pop(id(future), None)
 
-    def _step_down(self) -> None:
-        """Let go of the lead, and let another one take it who needs it."""
-        self._leads.release()
+    def _wake_next(self) -> None:
+        """Let another one take the lead who needs it."""
         for future in list(self._followers.values()):
             if future._state == PENDING:
                 condition = future._own_condition()
@@ -500,14 +563,12 @@ class Client:
 
     def collect_what_is_there(self) -> None:
         """Take the results that are there; does not wait for any, nor for another thread that collects."""
-        if self._leads.acquire(blocking=False):
-            try:
-                self._collect(0)
-            finally:
-                self._step_down()
+        self._lead(lambda: self._collect(0))
 
     def _collect(self, timeout: float) -> None:
         """Wait for a result up to `timeout` seconds, and settle the futures of all that are there. Only for the leader."""
+        if self._taken_back:
+            self._settle_taken_back()
         taken = self._taken
         if not taken:
             try:
@@ -528,10 +589,15 @@ class Client:
             else:
                 self._early[result.token] = result.result
                 self._settle_early(result.token)
-            taken.pop()
+            # unless a signal's handler has collected meanwhile
+            if taken and taken[-1] is result:
+                taken.pop()
 
-    def _settle(self, job_id: int, future: JobFuture[Any], state: str, arrived: bytes | PassError | None) -> None:
+    def _settle(self, job_id: int, future: JobFuture[Any], state: str, arrived: bytes | BaseException | None) -> None:
         future._settle(state, arrived)
+        if future._has_callbacks():
+            self._owed.append(future)
+            self._is_needed.set()
         self._served.discard(future)
         self._pending.pop(job_id, None)
 
@@ -544,19 +610,26 @@ class Client:
             self._early.pop(job_id, None)
 
     def _run(self) -> None:
-        """Collect while a future is to be told of that nobody waits for."""
+        """Collect while a future is to be told of that nobody waits for, and call callbacks: the client's own thread."""
         while True:
-            self._is_needed.wait()
             self._is_needed.clear()
+            while self._owed:
+                self._owed.popleft()._call_callbacks()
             if self._closed:
                 return
-            while self._served and not self._closed:
-                self._leads.acquire()
-                try:
-                    while self._served and not self._closed:
-                        self._collect(LOOK_S)
-                finally:
-                    self._step_down()
+            if not self._served:
+                self._is_needed.wait()
+            elif not self._lead(self._collect_for_served):
+                # Whoever leads says so when it goes, but to one alone, who may be leaving, too.
+                self._is_needed.wait(LOOK_S)
+
+    def _collect_for_served(self) -> None:
+        while self._served and not self._owed and not self._closed:
+            self._collect(LOOK_S)
+
+    def is_own_thread(self) -> bool:
+        """Whether this is the thread that calls callbacks."""
+        return self._thread is threading.current_thread()
 
     def wait_for_all(self, timeout: float | None = None) -> bool:
         """Wait until nothing is pending; whether that is so."""
@@ -570,23 +643,26 @@ class Client:
             except (StopIteration, RuntimeError):
                 # settled, or changed, just now by another thread
                 continue
-            self.wait_for(future, left)
+            if future._state == PENDING:
+                self.wait_for(future, left)
+            else:
+                # Another thread is about to take it out, or has left that to the next one who collects.
+                self.collect_what_is_there()
+                time.sleep(SHORTEST_PAUSE_S)
         return True
 
     def fail(self, error: BaseException) -> None:
         """Let everything that is pending, and all that is submitted later, fail with `error`: no result can come any more."""
         self._failure = error
         for job_id, future in list(self._pending.items()):
-            future.__dict__.setdefault("_made_outcome", (None, error))
-            self._settle(job_id, future, FINISHED, ExecutionError(str(error)))
+            self._settle(job_id, future, FINISHED, error)
 
     def close(self) -> None:
-        """Close the handle; what is pending fails."""
+        """Close the handle; what is pending fails, as does what is being submitted."""
+        self.queue.close()
+        self.fail(self._failure or RuntimeError("the executor was shut down before this job was done"))
         self._closed = True
         self._is_needed.set()
-        self.queue.close()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
-        if self._pending:
-            self.fail(RuntimeError("the executor was shut down before this job was done"))

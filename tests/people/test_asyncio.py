@@ -104,6 +104,14 @@ def test_the_loop_goes_on_while_the_queue_is_full(monkeypatch, run):
     assert ticks > 10
 
 
+def test_more_long_arguments_than_the_arena_holds_wait_for_room(run):
+    async def main(found):
+        return await asyncio.gather(*(found.asubmit(len, bytes(200_000)) for _ in range(20)))
+
+    with Executor(1, arena_bytes=1 << 20) as found:
+        assert run(main(found)) == [200_000] * 20
+
+
 def test_cancelling_the_task_that_awaits_cancels_a_job_that_waits(run, tmp_path):
     started, go = os.fspath(tmp_path / "started"), os.fspath(tmp_path / "go")
     os.mkfifo(started)

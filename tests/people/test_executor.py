@@ -4,6 +4,7 @@ Functions defined inside of tests travel by value; a FIFO or a file in `tmp_path
 """
 
 import concurrent.futures
+import dis
 import gc
 import itertools
 import operator
@@ -19,11 +20,23 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from queue import Queue
 
 import numpy as np
 import pytest
 
-from subetha import ArenaFull, ArenaTooSmall, Executor, JobQueue, ResultTooLarge, WorkerDied, WorkerPool, executor
+from subetha import (
+    ArenaFull,
+    ArenaTooSmall,
+    Executor,
+    JobQueue,
+    ResultTooLarge,
+    WorkerDied,
+    WorkerPool,
+    calls,
+    executor,
+    futures,
+)
 from subetha.errors import ExecutionError, JobTimeout, RemoteTraceback
 from subetha.layout import PRIORITIES
 
@@ -277,6 +290,35 @@ class TestDeaths:
                 found.submit(pow, 2, 2)
         assert "LookupError: nothing set up" in capfd.readouterr().err
 
+    @pytest.mark.parametrize("code", [os.EX_SOFTWARE, os.EX_TEMPFAIL, os.EX_CONFIG])
+    def test_a_job_may_leave_with_any_exit_code(self, code):
+        with Executor(1, max_attempts=1) as found:
+            with pytest.raises(WorkerDied, match=f"exit code {code}"):
+                found.submit(os._exit, code).result(WAIT_S)
+            assert found.submit(pow, 2, 2).result(WAIT_S) == 4
+
+    def test_a_broken_executor_that_nobody_refers_to_leaves_nothing(self, capfd):
+        found = Executor(1, initializer=operator.truediv, initargs=(1, 0))
+        assert isinstance(found.submit(pow, 2, 2).exception(WAIT_S), BrokenProcessPool)
+        directory = found.queue
+        del found
+        gc.collect()
+        deadline = time.monotonic() + WAIT_S
+        while os.path.exists(directory):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    def test_a_result_that_was_there_stays_when_the_workers_break(self):
+        with Executor(1) as found:
+            future = found.submit(pow, 2, 2)
+            concurrent.futures.wait([future], WAIT_S)
+            # the moment in which it is settled, and not taken out yet
+            found._client._pending[future.job_id] = future
+            found._client.fail(RuntimeError("broken"))
+            assert future.result(0) == 4
+            with pytest.raises(RuntimeError, match="broken"):
+                found.submit(pow, 2, 2)
+
     def test_a_fork_of_a_job_that_returns_from_it_answers_nothing(self, one):
         def forked():
             child = os.fork()
@@ -496,6 +538,141 @@ class TestCallbacks:
             found = sorted(f.result() for f in concurrent.futures.as_completed(futures, WAIT_S))
         assert found == sorted([*range(10), *range(10), 10])
 
+    def test_one_may_wait_for_another_job(self, two, gate):
+        behind = two.submit(gate.job())
+        gate.wait()
+        got = Queue()
+        first = two.submit(pow, 2, 2)
+        first.add_done_callback(lambda _future: got.put(outcome(behind, WAIT_S)))
+        first.result(WAIT_S)
+        gate.open()
+        assert got.get(timeout=WAIT_S) == "gone on"
+
+    def test_ones_that_submit_while_the_queue_is_full_get_on(self, one):
+        done = threading.Event()
+        count = itertools.count(1)
+
+        def two_more(_future):
+            if (n := next(count)) < 200:
+                for _ in range(2):
+                    one.submit(pow, 2, 2).add_done_callback(two_more)
+            elif n == 200:
+                done.set()
+
+        for _ in range(40):
+            one.submit(pow, 2, 2).add_done_callback(two_more)
+        assert done.wait(WAIT_S)
+
+    @pytest.mark.parametrize("also_elsewhere", [False, True])
+    def test_one_may_shut_its_executor_down(self, gate, also_elsewhere):
+        found = Executor(1)
+        future = found.submit(gate.job())
+        gate.wait()
+        shut = threading.Event()
+        future.add_done_callback(lambda _future: (found.shutdown(), shut.set()))
+        thread = threading.Thread(target=found.shutdown, daemon=True)
+        if also_elsewhere:
+            thread.start()
+        gate.open()
+        assert shut.wait(WAIT_S)
+        if not also_elsewhere:
+            thread.start()
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+        assert not os.path.exists(found.queue)
+
+    def test_they_are_called_while_the_one_who_collects_waits_for_something_else(self, two, gate):
+        held = two.submit(gate.job())
+        gate.wait()
+        waiting = threading.Thread(target=held.result, args=(WAIT_S,))
+        waiting.start()
+        for n in range(20):
+            told = threading.Event()
+            two.submit(pow, 2, n).add_done_callback(lambda _future, told=told: told.set())
+            assert told.wait(WAIT_S)
+        gate.open()
+        waiting.join(WAIT_S)
+
+
+def interrupted_at(n: int, call: Callable[[], object]) -> bool:
+    """Call with a Ctrl-C at the n-th moment in `futures.py` at which the interpreter looks for one; whether there was such.
+
+    It looks where a function begins and where a call has returned.
+    """
+    moments = itertools.count()
+    codes: dict[object, dict[int, bool]] = {}
+    was_interrupted = False
+
+    def looks(code) -> dict[int, bool]:
+        if code not in codes:
+            instructions = list(dis.get_instructions(code))
+            before = [None, *instructions[:-1]]
+            codes[code] = {
+                now.offset: now.opname == "RESUME" or (last is not None and last.opname.startswith("CALL"))
+                for last, now in zip(before, instructions, strict=True)
+            }
+        return codes[code]
+
+    def trace(frame, event, _arg):
+        nonlocal was_interrupted
+        if frame.f_code.co_filename != futures.__file__:
+            return None
+        frame.f_trace_lines, frame.f_trace_opcodes = False, True
+        if event == "opcode" and looks(frame.f_code).get(frame.f_lasti) and next(moments) == n:
+            was_interrupted = True
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+    return was_interrupted
+
+
+class TestInterrupts:
+    def test_one_at_any_moment_of_result_leaves_nobody_waiting(self, two):
+        for n in itertools.count():
+            future = two.submit(abs, -n)
+            goes_on = interrupted_at(n, lambda future=future: future.result(WAIT_S))
+            with concurrent.futures.ThreadPoolExecutor(1) as another:
+                assert another.submit(future.result, WAIT_S).result() == n
+                assert another.submit(lambda: two.submit(pow, 2, 2).result(WAIT_S)).result() == 4
+            if not goes_on:
+                break
+        assert n > 10
+
+    def test_one_at_any_moment_of_cancel_leaves_the_job_there_or_cancelled(self, one, gate):
+        held = one.submit(gate.job())
+        gate.wait()
+        for n in itertools.count():
+            waiting = one.submit(pow, 2, 2)
+            goes_on = interrupted_at(n, waiting.cancel)
+            waiting.cancel()
+            assert waiting.cancelled()
+            if not goes_on:
+                break
+        assert n > 3
+        gate.open()
+        assert held.result(WAIT_S) == "gone on"
+
+    def test_what_a_garbage_collection_cancels_it_cancels_at_any_moment(self, two):
+        """Such as the end of a `map` that nobody has read to its end; here in the moment in which a future is settled."""
+
+        def collect():
+            with futures._making:
+                future.cancel()
+            done.set()
+
+        future = two.submit(pow, 2, 2)
+        done = threading.Event()
+        threading.Thread(target=collect, daemon=True).start()
+        assert done.wait(WAIT_S)
+
 
 class TestWaiting:
     def test_a_result_that_is_not_there_in_time_raises_and_the_job_goes_on(self, one, gate):
@@ -572,6 +749,15 @@ class TestNesting:
             return n if n == 0 else default_executor().submit(count_down, n - 1).result() + 1
 
         assert one.submit(count_down, 6).result(WAIT_S) == 6
+
+    def test_a_job_that_hands_in_more_than_the_queue_holds_runs_some_of_it(self, one):
+        def parent(children):
+            from subetha import default_executor
+
+            futures = [default_executor().submit(abs, -n) for n in range(children)]
+            return sum(future.result() for future in futures)
+
+        assert one.submit(parent, 200).result(WAIT_S) == sum(range(200))
 
     def test_a_job_that_waits_runs_others_meanwhile(self, one):
         def parent(children):
@@ -732,6 +918,43 @@ def test_wrong_arguments_raise_at_the_call_and_leave_nothing(arguments, error, t
     with pytest.raises(error, match=text):
         Executor(**{"workers": 1, **arguments})
     assert {name for name in os.listdir(executor.SHARED_MEMORY) if name.startswith("subetha-executor")} <= before
+
+
+def test_one_whose_thread_cannot_be_started_leaves_nothing(monkeypatch):
+    def refuse(_thread):
+        raise RuntimeError("can't start new thread")
+
+    gc.collect()
+    before = set(os.listdir(executor.SHARED_MEMORY)), len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="can't start new thread") as caught:
+        Executor(1)
+    assert len(os.listdir("/proc/self/fd")) == before[1], caught
+    assert {name for name in os.listdir(executor.SHARED_MEMORY) if name.startswith("subetha-executor")} <= before[0]
+
+
+def test_an_end_tells_nobody_elses_descriptor():
+    """A garbage collection may come at any moment of a shutdown in another thread."""
+    found = Executor(1)
+    crew = found._crew
+    found.shutdown()
+    reader, writer = os.pipe2(os.O_NONBLOCK)
+    try:
+        crew._is_finished = False
+        crew.abandon()
+        with pytest.raises(BlockingIOError):
+            os.read(reader, 1)
+    finally:
+        crew._is_finished = True
+        os.close(reader)
+        os.close(writer)
+
+
+def test_a_pickle_whose_end_is_missing_is_refused():
+    whole = calls.dumps(calls._set_long_aside(bytes(5000)))
+    assert calls.loads(whole) == bytes(5000)
+    with pytest.raises(ValueError, match=r"expected .* bytes of a pickle and its buffers, found"):
+        calls.loads(whole[:-10])
 
 
 def test_a_future_of_a_job_is_settled_by_its_queue_alone(two):
