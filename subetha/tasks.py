@@ -150,8 +150,11 @@ class Task(calls.Registered, Generic[P, T]):
     def __reduce__(self) -> Any:
         if self._made_from is not None:
             return _with_options, (self._made_from, self.job_options)
-        # as functions go: by name, or by value where nobody else can import it
-        if self.__module__ == "__main__":
+        # as functions go: by name, or by value where nobody else can import it, or would find something else
+        found: Any = None if self.__module__ == "__main__" else sys.modules.get(self.__module__)
+        for part in self.__qualname__.split("."):
+            found = getattr(found, part, None)
+        if found is not self:
             return Task, (self._function, self.name, self.job_options)
         return self.__qualname__
 

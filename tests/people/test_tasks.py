@@ -154,6 +154,39 @@ def test_a_task_of_a_script_has_the_name_under_which_workers_import_it(tmp_path)
     assert (done.stdout, done.stderr) == ("script.double\n42\n44\n", "")
 
 
+def test_a_task_that_no_worker_imports_submits_itself_in_a_worker(tmp_path):
+    (tmp_path / "script.py").write_text(
+        textwrap.dedent(
+            """
+            import subetha
+
+            @subetha.task
+            def fibonacci(n):
+                if n < 2:
+                    return n
+                one, two = fibonacci.submit(n - 1), fibonacci.submit(n - 2)
+                return one.result() + two.result()
+
+            if __name__ == "__main__":
+                with subetha.Executor(1) as executor:
+                    print(fibonacci.options(executor=executor).submit(4).result())
+            """
+        )
+    )
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=WAIT_S, check=False
+    )
+    assert (done.stdout, done.stderr) == ("3\n", "")
+
+
+def test_a_task_of_a_local_function_goes_by_value():
+    def inner(x):
+        return 2 * x
+
+    with Executor(1) as found:
+        assert task(name="local")(inner).options(executor=found).submit(4).result(WAIT_S) == 8
+
+
 class TestEager:
     def test_a_task_runs_where_it_is_submitted(self, sample):
         with subetha.eager():
