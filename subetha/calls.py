@@ -184,8 +184,14 @@ def _join(data: bytes, buffers: Sequence[memoryview]) -> bytes:
     return b"".join(parts)
 
 
-def loads(data: bytes) -> Any:
+def loads(data: bytes, *, is_writable: bool = False) -> Any:
     """Make a value again that `dumps` has pickled; its buffers stay where they are, read-only, and keep `data` alive.
+
+    Parameters
+    ----------
+    data : bytes
+    is_writable : bool
+        Copy them, so that they can be written to.
 
     Raises
     ------
@@ -200,10 +206,11 @@ def loads(data: bytes) -> Any:
     at = _HEAD.size + 8 * count
     pickled = view[at : at + length]
     at += length
-    buffers = []
+    buffers: list[bytearray | memoryview] = []
     for length in lengths:
         at = align(at, ALIGNMENT)
-        buffers.append(view[at : at + length])
+        part = view[at : at + length]
+        buffers.append(bytearray(part) if is_writable else part)
         at += length
     if at != len(data):
         raise ValueError(f"expected {at} bytes of a pickle and its buffers, found {len(data)}")
@@ -268,7 +275,7 @@ def outcome_of(result: bytes | BaseException) -> Outcome:
     """
     try:
         if not isinstance(result, BaseException):
-            return loads(result), None
+            return loads(result, is_writable=True), None
         if not isinstance(result, CallFailed):
             return None, result
         text = str(result)

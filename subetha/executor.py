@@ -393,6 +393,8 @@ class _Crew:
                     initializer=started,
                     log_ring=os.path.join(self.directory, _RECORDS) if self.is_private else None,
                     log_level=log_level,
+                    # a Ctrl-C in a terminal is for the program, which ends them as it sees fit
+                    is_own_group=True,
                     wake_fd=self._reader,
                     report=_LOGGER.warning,
                     max_jobs=limits[0],
@@ -419,7 +421,7 @@ class _Crew:
                     if pool is None:
                         select.select([self._reader], [], [], COLLECT_S)
                     else:
-                        pool.poll(COLLECT_S)
+                        self._poll(pool)
                     if len(self.client):
                         # results that nobody waits for hold cells and blocks
                         self.client.collect_what_is_there()
@@ -440,6 +442,14 @@ class _Crew:
             broken.__cause__ = error
             self.client.fail(broken)
         return False
+
+    def _poll(self, pool: worker.WorkerPool) -> None:
+        try:
+            pool.poll(COLLECT_S)
+        except worker.WorkerPoolBroken as error:
+            # now, and not when the others have finished what they have in hand
+            self.client.fail(error)
+            raise
 
     def _tell(self, what: bytes) -> None:
         with self._telling:

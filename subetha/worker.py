@@ -461,6 +461,8 @@ class WorkerPool:
         File to which they append what they log.
     log_level : int
         Their root logger's level, where one of these is given.
+    is_own_group : bool
+        Each worker is a process group of its own, which no Ctrl-C of the terminal reaches.
     wake_fd : int, optional
         `poll` returns when this descriptor is readable; reading it is up to the caller.
     clock : callable, optional
@@ -490,6 +492,7 @@ class WorkerPool:
         log_ring: files.Path | None = None,
         log_file: files.Path | None = None,
         log_level: int = logging.WARNING,
+        is_own_group: bool = False,
         wake_fd: int | None = None,
         clock: Callable[[], float] = time.monotonic,
         backoff: Callable[[int], float] = restart_delay,
@@ -514,6 +517,7 @@ class WorkerPool:
         self._durability = durability
         self._initializer = initializer
         self._initializer_fd: int | None = None
+        self._group = 0 if is_own_group else None
         self.deaths = 0
         """How many workers died without having been told to stop."""
         self._clock = clock
@@ -756,6 +760,7 @@ class WorkerPool:
                 stdin=subprocess.DEVNULL,
                 env=_child_environment(os.environ, sys.path),
                 pass_fds=inherited,
+                process_group=self._group,
             )
         except OSError as error:
             os.close(completed_fd)

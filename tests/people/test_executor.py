@@ -319,6 +319,35 @@ class TestDeaths:
             with pytest.raises(RuntimeError, match="broken"):
                 found.submit(pow, 2, 2)
 
+    def test_a_broken_executor_fails_what_is_pending_before_the_other_workers_are_done(self, gate, tmp_path):
+        first = os.fspath(tmp_path / "first")
+
+        def first_one_only():
+            # the second worker fails to start once the first one has the job in hand
+            try:
+                os.close(os.open(first, os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                gate_started = os.open(os.path.join(os.path.dirname(first), "second"), os.O_RDONLY)
+                os.read(gate_started, 1)
+                raise LookupError("not the second one") from None
+
+        os.mkfifo(tmp_path / "second")
+        with Executor(2, initializer=first_one_only) as found:
+            held = found.submit(gate.job())
+            gate.wait()
+            waiting = found.submit(pow, 2, 2)
+            with open(tmp_path / "second", "w") as fifo:
+                fifo.write("x")
+            with pytest.raises(BrokenProcessPool):
+                waiting.result(WAIT_S)
+            with pytest.raises(BrokenProcessPool):
+                held.result(WAIT_S)
+            gate.open()
+
+    def test_a_ctrl_c_of_the_terminal_does_not_reach_the_workers(self, one):
+        pid = one.submit(os.getpid).result(WAIT_S)
+        assert os.getpgid(pid) == pid != os.getpgid(0)
+
     def test_a_fork_of_a_job_that_returns_from_it_answers_nothing(self, one):
         def forked():
             child = os.fork()
@@ -346,6 +375,13 @@ class TestSizes:
         doubled = two.submit(operator.mul, array, 2).result(WAIT_S)
         np.testing.assert_array_equal(doubled, array * 2)
         assert doubled.dtype == array.dtype
+
+    def test_an_array_is_read_only_in_the_worker_and_can_be_written_to_here(self, two):
+        array = np.zeros(10_000)
+        assert not two.submit(lambda given: given.flags.writeable, array).result(WAIT_S)
+        back = two.submit(np.zeros, 10_000).result(WAIT_S)
+        back += 1
+        assert back.sum() == 10_000
 
     def test_several_buffers_in_one_call_stay_apart(self, two):
         parts = {name: np.full(5000, value) for name, value in (("a", 1), ("b", 2.5), ("c", True))}
@@ -913,24 +949,25 @@ class TestSharedQueue:
         ({"arena_bytes": 1}, ValueError, "arena_bytes: expected 4096 to"),
     ],
 )
-def test_wrong_arguments_raise_at_the_call_and_leave_nothing(arguments, error, text):
-    before = set(os.listdir(executor.SHARED_MEMORY))
+def test_wrong_arguments_raise_at_the_call_and_leave_nothing(arguments, error, text, monkeypatch, tmp_path):
+    monkeypatch.setattr(executor, "SHARED_MEMORY", os.fspath(tmp_path))
     with pytest.raises(error, match=text):
         Executor(**{"workers": 1, **arguments})
-    assert {name for name in os.listdir(executor.SHARED_MEMORY) if name.startswith("subetha-executor")} <= before
+    assert os.listdir(tmp_path) == []
 
 
-def test_one_whose_thread_cannot_be_started_leaves_nothing(monkeypatch):
+def test_one_whose_thread_cannot_be_started_leaves_nothing(monkeypatch, tmp_path):
     def refuse(_thread):
         raise RuntimeError("can't start new thread")
 
     gc.collect()
-    before = set(os.listdir(executor.SHARED_MEMORY)), len(os.listdir("/proc/self/fd"))
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(executor, "SHARED_MEMORY", os.fspath(tmp_path))
     monkeypatch.setattr(threading.Thread, "start", refuse)
     with pytest.raises(RuntimeError, match="can't start new thread") as caught:
         Executor(1)
-    assert len(os.listdir("/proc/self/fd")) == before[1], caught
-    assert {name for name in os.listdir(executor.SHARED_MEMORY) if name.startswith("subetha-executor")} <= before[0]
+    assert len(os.listdir("/proc/self/fd")) == before, caught
+    assert os.listdir(tmp_path) == []
 
 
 def test_an_end_tells_nobody_elses_descriptor():
