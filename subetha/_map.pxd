@@ -915,7 +915,10 @@ cdef inline bint array_generation(Map *map, int which, uint64_t *out) noexcept n
 
 
 cdef inline void map_mend_phase(Map *map) noexcept nogil:
-    """Where the phase is none, or names a generation that the slots do not, find it again in them."""
+    """Where the phase is none, or names a generation that the slots do not, find it again in them.
+
+    As slots have them: they have room for one bit less of a generation than the phase.
+    """
     cdef uint64_t generations[2]
     cdef bint known[2]
     cdef uint64_t phase, later, mended
@@ -925,11 +928,15 @@ cdef inline void map_mend_phase(Map *map) noexcept nogil:
         known[0] = array_generation(map, 0, &generations[0])
         known[1] = array_generation(map, 1, &generations[1])
         later = phase >> PHASE_BITS & 1
-        if phase & PHASE_MASK <= MOVING and known[later] and generations[later] == phase >> PHASE_BITS:
+        if phase & PHASE_MASK <= MOVING and known[later] and (
+            slot_empty(generations[later]) == slot_empty(phase >> PHASE_BITS)
+        ):
             return
-        later = 1 if known[1] and (not known[0] or generations[1] > generations[0]) else 0
+        later = 1 if known[1] and (
+            not known[0] or <int64_t> slot_empty(generations[1] - generations[0]) > 0
+        ) else 0
         mended = generations[later] << PHASE_BITS | STABLE if known[later] else phase & ~<uint64_t> PHASE_MASK
-        if known[0] and known[1] and generations[later] == generations[1 - later] + 1:
+        if known[0] and known[1] and slot_empty(generations[later]) == slot_empty(generations[1 - later] + 1):
             # to move what is moved already does no harm
             mended = generations[1 - later] << PHASE_BITS | MOVING
         if phase_cas(map, phase, mended) and not known[later]:

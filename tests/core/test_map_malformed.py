@@ -33,6 +33,37 @@ def raw(path, shared_map):
     return MapFile(path)
 
 
+@pytest.mark.parametrize("generation", [2**61 - 3, 2**61 - 2, 2**61 - 1])
+def test_a_repair_keeps_what_is_there_past_the_last_generation_that_slots_have_room_for(path, generation):
+    """A slot has 61 bits of a generation, the phase 62; as in a map that has worked for ages."""
+    SharedHashMap.create(path, 1, value_bytes=16).close()
+    raw = MapFile(path)
+    raw.set_generation(generation)
+    with SharedHashMap.open(path) as shared:
+        for n in range(4):
+            shared.clear()
+            shared[key(n)] = value(n)
+            shared.repair()
+            assert dict(shared) == {key(n): value(n)}
+            assert raw.faults() == []
+
+
+@pytest.mark.parametrize("generation", [2**61 - 3, 2**61 - 2, 2**61 - 1])
+def test_a_repair_after_a_move_that_was_left_there_keeps_what_is_there(path, generation):
+    SharedHashMap.create(path, 1, value_bytes=16).close()
+    raw = MapFile(path)
+    raw.set_generation(generation)
+    raw.arrays[1 - generation & 1][:] = (generation + 1) % 2**61 << 3
+    raw.put_phase(MapPhase.MOVING)
+    with SharedHashMap.open(path) as shared:
+        assert shared.pop(key(1), None) is None
+        shared.clear()
+        shared[key(1)] = value(1)
+        shared.repair()
+        assert dict(shared) == {key(1): value(1)}
+        assert raw.faults() == []
+
+
 def everything():
     return {key(n): value(n) for n in range(FULL)}
 
