@@ -670,9 +670,7 @@ def interrupted_at(n: int, call: Callable[[], object]) -> bool:
     return was_interrupted
 
 
-@pytest.mark.skipif(
-    sys.version_info[:2] == (3, 12), reason="Python 3.12 tells a trace function of no single instructions"
-)
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="of Python 3.11 it is known where it looks for signals")
 class TestInterrupts:
     def test_one_at_any_moment_of_result_leaves_nobody_waiting(self, two):
         for n in itertools.count():
