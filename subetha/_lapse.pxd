@@ -6,8 +6,7 @@ Lapsed moves work, dead moves memory: such a process may wake and write at any m
     the original   TAKEN(w) -> FENCED(w) or OVERDUE(w): w's result is refused from here on; w or its rescuer frees the cell
     the copy       then published in `back`; where it was overdue: -> TAKEN(me) -> DONE(me) with JobTimeout, delivered
 
-A job that runs and is cancelled is overdue at once: whoever cancels it says so in the cell (`cancel`, which goes into the copy) and
-does the same; then its client gets JobCancelled.
+A job that runs and is cancelled is overdue at once, for whoever cancels it; then its client gets JobCancelled.
 
 In this order: a copy alone is withdrawn (or is a double, which its client drops by the job id), a fence alone would lose the job.
 In a durable queue the disk has each step before the next one.
@@ -29,7 +28,7 @@ from subetha._queue cimport (
     LEVELS, Mailbox, Queue, block_synced, cell_synced, claim_lost, deadline_put, job_area, job_cell, job_charge, job_free_if,
     job_level, queue_deliver, queue_mailbox, queue_publish_back, result_write,
 )
-from subetha._recovery cimport mark_mailboxes, rescue_undelivered, rescue_unpublished, write_timeout
+from subetha._recovery cimport mark_mailboxes, rescue_undelivered, rescue_unpublished, write_end
 from subetha._repair cimport refs_call_for_repair, refs_mark_all
 
 
@@ -94,8 +93,8 @@ cdef inline bint copy_job(Queue *q, uint64_t from_index, uint64_t word, uint64_t
     return True
 
 
-cdef inline void answer_overdue(Queue *q, uint64_t index, uint64_t waits) noexcept nogil:
-    """The copy of an overdue job: RETRY(me) -> TAKEN(me) -> DONE(me) with JobTimeout, delivered."""
+cdef inline void answer_overdue(Queue *q, uint64_t index, uint64_t waits, bint cancelled) noexcept nogil:
+    """The copy of an overdue job: RETRY(me) -> TAKEN(me) -> DONE(me) with JobTimeout, or JobCancelled, delivered."""
     cdef JobCell *cell = job_cell(q, index)
     cdef uint64_t taken = word_pack(word_version(waits), TAKEN, q.owner)
     cdef uint64_t done = word_pack(word_version(waits), DONE, q.owner)
@@ -103,7 +102,7 @@ cdef inline void answer_overdue(Queue *q, uint64_t index, uint64_t waits) noexce
     # C7: pairs with C5 and C6
     if not cas_seq_cst_u64(cell_word(&q.cells, index), waits, taken):
         return
-    write_timeout(q, cell, index)
+    write_end(q, cell, index, cancelled)
     # C8: pairs with R3 and C9
     if not cas_seq_cst_u64(cell_word(&q.cells, index), taken, done):
         claim_lost(q, index, taken)
@@ -114,7 +113,7 @@ cdef inline void answer_overdue(Queue *q, uint64_t index, uint64_t waits) noexce
         refs_call_for_repair(&box.refs)
 
 
-cdef inline bint fence_job(Queue *q, uint64_t index, uint64_t word, uint32_t state) noexcept nogil:
+cdef inline bint fence_job(Queue *q, uint64_t index, uint64_t word, uint32_t state, bint cancelled) noexcept nogil:
     """Move a TAKEN job away from its worker, whose cell becomes `state`. False: not now, or not any more."""
     cdef uint64_t copy, waits
     cdef uint32_t level
@@ -126,7 +125,7 @@ cdef inline bint fence_job(Queue *q, uint64_t index, uint64_t word, uint32_t sta
         return False
     cell_synced(q, index)
     if state == OVERDUE:
-        answer_overdue(q, copy, waits)
+        answer_overdue(q, copy, waits, cancelled)
         return True
     level = job_level(job_cell(q, copy))
     if queue_publish_back(q, level, word_version(waits), copy) != OK:
@@ -146,9 +145,7 @@ cdef inline Code queue_cancel_running(Queue *q, uint64_t job_id) noexcept nogil:
         # J2: pairs with J1
         if load_acquire_u32(&cell.charged) != job_charge(word):
             return LOST
-        # it stays there where the fence fails: should the job run on, it is not wanted
-        store_relaxed_u32(&cell.cancel, 1)
-        return OK if fence_job(q, i, word, OVERDUE) else LOST
+        return OK if fence_job(q, i, word, OVERDUE, True) else LOST
     return EMPTY
 
 
@@ -173,7 +170,7 @@ cdef inline uint64_t queue_lapse(Queue *q, uint64_t number) noexcept nogil:
         if word_owner(word) != number:
             continue
         if word_state(word) == TAKEN:
-            moved += fence_job(q, i, word, FENCED)
+            moved += fence_job(q, i, word, FENCED, False)
         elif word_state(word) == RETRY or word_is_one_of(word, COLLECTABLE):
             if seen == NULL:
                 seen = <uint8_t *> calloc(2 * q.cells.count, 1)
@@ -208,5 +205,5 @@ cdef inline void queue_end_overdue(Queue *q, int64_t now) noexcept nogil:
         deadline = load_relaxed_u64(&cell.deadline_ns)
         if deadline == 0:
             continue
-        if deadline > <uint64_t> now or not fence_job(q, i, word, OVERDUE):
+        if deadline > <uint64_t> now or not fence_job(q, i, word, OVERDUE, False):
             deadline_put(q, deadline if deadline > <uint64_t> now else <uint64_t> now + 100000000)

@@ -778,6 +778,7 @@ cdef class QueueHandle(Mapped):
         try:
             self.join()
             while True:
+                self.check_lock()
                 with nogil:
                     code = queue_cancel_running(&self.queue, wanted)
                 if code != LOST:

@@ -216,10 +216,11 @@ cdef inline void finish_error(Queue *q, JobCell *cell, uint64_t index, int lengt
     result_write(cell, 0, HEADER_OF_RESULT + length, 0)
 
 
-cdef inline void write_timeout(Queue *q, JobCell *cell, uint64_t index) noexcept nogil:
+cdef inline void write_end(Queue *q, JobCell *cell, uint64_t index, bint cancelled) noexcept nogil:
+    """Of a job that was ended while it ran: it was cancelled, or out of time."""
     cdef char *text = <char *> result_area(q, index) + HEADER_OF_RESULT
     cdef uint64_t room = q.result_bytes - HEADER_OF_RESULT
-    if load_relaxed_u32(&cell.cancel):
+    if cancelled:
         finish_error(q, cell, index, snprintf(text, room, "JobCancelled: it was cancelled while it ran"))
     else:
         finish_error(q, cell, index, snprintf(

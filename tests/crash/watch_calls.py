@@ -185,6 +185,42 @@ class EndOverdue(Lead):
         return set(range(len(self.jobs) + 1))
 
 
+class CancelRunning(EndOverdue):
+    """A client cancels the jobs of two workers while they run; what it leaves running is out of time afterwards."""
+
+    goes_on = False
+
+    def setup(self):
+        QueueStage.setup(self)
+
+    def call(self):
+        cells = self.queue.cells()
+        running = [
+            int(job_id)
+            for job_id, state in zip(cells["job_id"], states_of(cells["word"]), strict=True)
+            if state is CellState.TAKEN
+        ]
+        return [self.queue.cancel_running(job_id) for job_id in running]
+
+    def silence(self):
+        if self.goes_on:
+            super().silence()
+        else:
+            self.let_time_go_by(set())
+
+    def go_on_as_leader(self):
+        self.goes_on = True
+        super().go_on_as_leader()
+
+    def expect(self, returned, value):
+        assert not returned or value == [True, True]
+        super().expect(returned, value)
+
+    def look_at_answers(self):
+        self.who = {name: who.replace("JobCancelled", "JobTimeout") for name, who in self.who.items()}
+        super().look_at_answers()
+
+
 class HoldAndAnswer(Held):
     """A worker that answers when its job runs elsewhere, or was answered."""
 
@@ -269,5 +305,7 @@ LAPSING = (
     *("claim_and_start", "reply", "reply_block", "ack", "release", "release_to_full_ring", "retry_dead", "drop_dead"),
     *("rescue", "rescue_of_clients", "repair"),
 )
-CALLS = {"lapse": Lead, "overdue": EndOverdue} | {f"lapsing_{name}": lapsing(name) for name in LAPSING}
+CALLS = {"lapse": Lead, "overdue": EndOverdue, "cancel_running": CancelRunning} | {
+    f"lapsing_{name}": lapsing(name) for name in LAPSING
+}
 DYING = queue_calls.DYING | {HoldAndAnswer.__name__: HoldAndAnswer}
