@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, ParamSpec, TypeVar
 
-from subetha import calls, files, scheduler, worker
+from subetha import calls, files, job, worker
 from subetha.errors import Full
 from subetha.futures import Client, Help, JobFuture
 from subetha.jobqueue import JobQueue
@@ -136,6 +136,10 @@ class Executor(concurrent.futures.Executor):
             raise TypeError(f"initializer: expected a callable, found {type(initializer).__name__}")
         if isinstance(modules, str):
             raise TypeError("modules: expected a sequence of names, found one str; write (name,)")
+        modules = tuple(modules)
+        for name in modules:
+            if not isinstance(name, str):
+                raise TypeError(f"modules: expected names as str, found {type(name).__name__}")
         if log_level is None:
             log_level = logging.getLogger().getEffectiveLevel()
         elif isinstance(log_level, bool) or not isinstance(log_level, int):
@@ -149,7 +153,7 @@ class Executor(concurrent.futures.Executor):
         self._options = calls.Options(1, timeout, max_attempts)
         # None: all, since others' workers are to know whatever comes to a shared queue
         self._modules = None if queue is not None else frozenset(modules)
-        here = scheduler.running
+        here = job.running
         if here is not None and queue is not None and os.path.abspath(os.fsdecode(queue)) == here.queue_path:
             # Of the other workers of this queue no more is known than of this one.
             self._modules = here.modules
@@ -168,33 +172,38 @@ class Executor(concurrent.futures.Executor):
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> JobFuture[T]:
         """Hand ``fn(*args, **kwargs)`` in and return its future; waits while the queue is full.
 
-        What cannot be pickled, or is larger than the arena, fails the future.
+        What cannot be pickled fails the future.
 
         Raises
         ------
+        ArenaTooSmall
+            The arguments are longer than any block of the queue's arena.
+        ArenaFull
+            No block is left for them, and none of this executor's jobs has one that it could wait for.
         RuntimeError
             The executor was shut down.
         BrokenProcessPool
             Its workers cannot be started any more.
         """
-        return self._submit(fn, args, kwargs, wait=True)
-
-    def _submit(
-        self, fn: Callable[..., T], args: Sequence[object], kwargs: Mapping[str, object], *, wait: bool
-    ) -> JobFuture[T]:
         self._crew.check_open()
+        try:
+            job_ = self._encoded(fn, args, kwargs)
+        except Exception as error:
+            return JobFuture.finished(None, error)
+        return self._client.submit(*job_)
+
+    def _encoded(
+        self, fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> tuple[int, bytes, calls.Options]:
+        """What `Client.submit` takes."""
         closure_id = calls.CALL_ID
-        function: Callable[..., T] | None = fn
+        function: Callable[..., object] | None = fn
         chosen = self._options
         if isinstance(fn, calls.Registered):
             chosen = fn.job_options.over(chosen)
             if self._modules is None or fn.__module__ in self._modules:
                 closure_id, function = fn.closure_id, None
-        try:
-            data = calls.encode_call(function, args, kwargs)
-        except Exception as error:
-            return JobFuture.finished(None, error)
-        return self._client.submit(closure_id, data, chosen, wait=wait)
+        return closure_id, calls.encode_call(function, args, kwargs), chosen
 
     def map(
         self,
@@ -251,11 +260,17 @@ class Executor(concurrent.futures.Executor):
         self, fn: Callable[..., T], args: Sequence[object], kwargs: Mapping[str, object]
     ) -> JobFuture[T]:
         pauses = backoff()
+        self._crew.check_open()
+        try:
+            job_ = self._encoded(fn, args, kwargs)
+        except Exception as error:
+            return JobFuture.finished(None, error)
         while True:
             try:
-                return self._submit(fn, args, kwargs, wait=False)
+                return self._client.submit(*job_, wait=False)
             except Full:
                 await asyncio.sleep(next(pauses))
+            self._crew.check_open()
 
     async def amap(
         self, fn: Callable[..., T], *iterables: Iterable[Any], buffersize: int | None = None
@@ -373,8 +388,8 @@ class _Crew:
         made.callback(self._remove)
         try:
             help_ = None
-            if scheduler.running is not None and scheduler.running.pid == self._pid:
-                help_ = Help(scheduler.running.loop.serve_one, scheduler.running.thread)
+            if job.running is not None and job.running.pid == self._pid:
+                help_ = Help(job.running.loop.serve_one, job.running.thread)
             self.client = Client(_open_queue(self.directory, self.is_private, arena_bytes), help_)
             made.callback(self.client.close)
             self._records = RecordReader(os.path.join(self.directory, _RECORDS)) if self.is_private else None
@@ -570,7 +585,7 @@ def default_executor() -> Executor:
             or _default._crew.is_of_another_process()
             or (_default is not _chosen and _default._crew.is_over)
         ):
-            directory = (scheduler.running and scheduler.running.queue_path) or os.environ.get("SUBETHA_QUEUE")
+            directory = (job.running and job.running.queue_path) or os.environ.get("SUBETHA_QUEUE")
             _default = Executor() if not directory else Executor(0, queue=directory)
         return _default
 

@@ -1,11 +1,43 @@
-"""What a job may know of itself, and say, while it runs."""
+"""What a worker process works on, and what a job may know of itself, and say, while it runs."""
 
+import os
+import threading
 from typing import NamedTuple
 
-from subetha import scheduler
 from subetha._core import JobClaim
+from subetha.scheduler import WorkerLoop
 
-__all__ = ["CurrentJob", "current_job", "progress"]
+__all__ = ["CurrentJob", "Running", "current_job", "progress"]
+
+
+class Running(NamedTuple):
+    """What a worker process works on.
+
+    Attributes
+    ----------
+    queue_path : str
+    loop : WorkerLoop
+    thread : int
+        Its `threading.get_ident`.
+    pid : int
+        The worker's; another one is that of a process which a job forked.
+    modules : frozenset of str
+        Modules that it imported at its start, as did every worker of its pool.
+    """
+
+    queue_path: str
+    loop: WorkerLoop
+    thread: int
+    pid: int
+    modules: frozenset[str]
+
+    def is_in_job_thread(self) -> bool:
+        """Whether the caller is in the thread that jobs run in, and in no fork of it."""
+        return threading.get_ident() == self.thread and os.getpid() == self.pid
+
+
+running: Running | None = None
+"""What this process works on, where it is a worker."""
 
 
 class CurrentJob(NamedTuple):
@@ -52,12 +84,11 @@ def current_job() -> CurrentJob | None:
     claim = _claim_here()
     if claim is None:
         return None
-    assert scheduler.running is not None
-    return CurrentJob(claim.job_id, claim.attempts, scheduler.running.queue_path)
+    assert running is not None
+    return CurrentJob(claim.job_id, claim.attempts, running.queue_path)
 
 
 def _claim_here() -> JobClaim | None:
-    running = scheduler.running
     if running is None or not running.is_in_job_thread():
         return None
     claim = running.loop.claim

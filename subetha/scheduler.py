@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from types import TracebackType
-from typing import NamedTuple, Protocol, Self
+from typing import Protocol, Self
 
 from subetha._core import HeartbeatTable, Pass, SharedDeque, SharedRing, SubmittedResult
 from subetha.dispatcher import MmfDispatcher, MmfFamily, MmfWorkloadShape
@@ -347,36 +347,6 @@ class WorkerLoop:
                     raise
             # A reply may raise Full without having waited.
             self._sleep(next(pauses))
-
-
-class Running(NamedTuple):
-    """What a worker process works on.
-
-    Attributes
-    ----------
-    queue_path : str
-    loop : WorkerLoop
-    thread : int
-        Its `threading.get_ident`.
-    pid : int
-        The worker's; another one is that of a process which a job forked.
-    modules : frozenset of str
-        Modules that it imported at its start, as did every worker of its pool.
-    """
-
-    queue_path: str
-    loop: WorkerLoop
-    thread: int
-    pid: int
-    modules: frozenset[str]
-
-    def is_in_job_thread(self) -> bool:
-        """Whether the caller is in the thread that jobs run in, and in no fork of it."""
-        return threading.get_ident() == self.thread and os.getpid() == self.pid
-
-
-running: Running | None = None
-"""What this process works on, where it is a worker."""
 
 
 def _released(claim: Claim) -> bool:

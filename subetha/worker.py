@@ -36,7 +36,7 @@ from dataclasses import dataclass, field
 from types import FrameType, TracebackType
 from typing import Any, Final, Self
 
-from subetha import calls, files, scheduler
+from subetha import calls, files, job
 from subetha._core import end_with_parent
 from subetha.errors import HeartbeatError, LayoutMismatch, SubethaError
 from subetha.jobqueue import Durability, JobQueue
@@ -248,7 +248,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         traceback.print_exc()
         return EXIT_CANNOT_START
     # It chooses how long the loop's claims look for a job before they sleep.
-    scheduler.running = scheduler.Running(
+    job.running = job.Running(
         os.path.abspath(options.queue), loop, threading.get_ident(), os.getpid(), frozenset(options.modules)
     )
     with queue, Sidecar() as sidecar:
@@ -285,7 +285,7 @@ def _initialized(fd: int) -> bool:
     try:
         function, args = calls.loads(pickled)
         function(*args)
-    except Exception:
+    except (Exception, SystemExit):
         traceback.print_exc()
         return False
     return True

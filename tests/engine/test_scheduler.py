@@ -20,6 +20,7 @@ from subetha.errors import (
     ArenaFull,
     ArenaTooSmall,
     ArgsTooLarge,
+    CallFailed,
     Empty,
     ExecutionError,
     Full,
@@ -300,6 +301,14 @@ def test_a_result_that_the_transport_cannot_hold_becomes_a_result_too_large(regi
     assert type(claim.replies[0].result) is ResultTooLarge
     assert "9 bytes asked, 8 left" in str(claim.replies[0].result)
     assert (loop.completed, loop.failed) == (1, 1)
+
+
+def test_a_call_that_failed_counts_as_failed(registry):
+    registry.register(ECHO + 50, lambda args: CallFailed("ValueError: boo", args))
+    claim = ScriptedClaim(submit_frame(ECHO + 50, b"pickled"), [])
+    loop = run_loop(claim, registry=registry)
+    assert (loop.completed, loop.failed) == (1, 1)
+    assert claim.replies[0].result.data == b"pickled"
 
 
 @pytest.mark.parametrize(("refusals", "comes"), [(3, bytes), (12, ResultTooLarge)])

@@ -6,6 +6,7 @@ import itertools
 import operator
 import os
 import threading
+import time
 
 import pytest
 
@@ -110,6 +111,29 @@ def test_more_long_arguments_than_the_arena_holds_wait_for_room(run):
 
     with Executor(1, arena_bytes=1 << 20) as found:
         assert run(main(found)) == [200_000] * 20
+
+
+def test_arguments_are_pickled_once_however_long_the_queue_is_full(monkeypatch, run):
+    class Counted:
+        def __reduce__(self):
+            nonlocal pickled
+            pickled += 1
+            return int, ()
+
+    pickled = 0
+    monkeypatch.setattr(executor, "PRIVATE_CELLS", 16)
+    with Executor(1) as found:
+        submits = []
+        original = found._client.submit
+        monkeypatch.setattr(found._client, "submit", lambda *job, **how: submits.append(job) or original(*job, **how))
+
+        async def main():
+            await asyncio.gather(*(found.asubmit(time.sleep, 0.01) for _ in range(30)), found.asubmit(bool, Counted()))
+
+        run(main())
+    # by plain pickle, and since the class is local once more by cloudpickle
+    assert len(submits) > 31
+    assert pickled <= 2
 
 
 def test_cancelling_the_task_that_awaits_cancels_a_job_that_waits(run, tmp_path):

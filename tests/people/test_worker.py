@@ -386,6 +386,19 @@ def test_an_exit_cause_is_a_code_or_the_name_of_a_signal(returncode: int, words:
     assert exit_cause(returncode) == words
 
 
+def test_a_worker_that_was_due_to_be_replaced_when_the_pool_was_stopped_has_drained(make_pool, queue):
+    said: list[str] = []
+    pool = make_pool(max_jobs=1, report=said.append)
+    pool.start()
+    (pid,) = pool.pids
+    queue.submit(Pass(PID))
+    assert queue.recv(60).result == b"%d" % pid
+    # it has ended, and the pool has not looked since
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert pool.stop(60)
+    assert said == []
+
+
 def test_a_pool_needs_a_module_and_a_process(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no module given"):
         WorkerPool([], tmp_path, 1)
