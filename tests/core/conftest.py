@@ -18,7 +18,7 @@ from subetha._core import HeartbeatTable, SharedDeque, SharedHashMap, SharedRing
 SCRIPT_SECONDS = 60
 
 SCRIPT_HEAD = """
-import faulthandler, gc, os, signal, sys, threading, time
+import faulthandler, gc, os, random, signal, sys, threading, time
 faulthandler.enable()
 import numpy as np
 from ring_file import DequeFile, MapFile, RingFile, TableFile
@@ -36,6 +36,35 @@ def heard():
     if not line:
         os._exit(3)
     return line.strip()
+
+def call_beside_damage(seed, calls, own, open_mate, raw, call, damage, allowed):
+    '''Call from two processes, here calls[0] times and there calls[1], while this one damages the file now and then.
+
+    Nothing but `allowed` may come of it. The longest call here, in seconds.
+    '''
+    mate = os.fork()
+    dice = random.Random(seed * 2 + (mate == 0))
+    if mate == 0:
+        own = open_mate(dice)
+    code, longest = 0, 0.0
+    for n in range(calls[0] if mate else calls[1]):
+        if mate and dice.random() < 0.3:
+            damage(raw, dice)
+        start = time.monotonic()
+        try:
+            call(own, dice)
+        except allowed:
+            pass
+        except BaseException as error:
+            print(seed, n, repr(error), file=sys.stderr)
+            code = 1
+            break
+        longest = max(longest, time.monotonic() - start)
+    if mate == 0:
+        os._exit(code)
+    ended = os.waitstatus_to_exitcode(os.waitpid(mate, 0)[1])
+    assert (code, ended) == (0, 0), (seed, code, ended)
+    return longest
 """
 
 

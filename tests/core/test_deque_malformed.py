@@ -285,7 +285,6 @@ class TestLiveDamage:
         out = run_script(
             """
             import queue
-            import random
             faulthandler.dump_traceback_later(55, exit=True)
             ALLOWED = (SubethaError, ValueError, queue.Full, queue.Empty)
 
@@ -327,25 +326,10 @@ class TestLiveDamage:
                 path = f"{sys.argv[1]}.{seed}"
                 deque = SharedDeque.create(path, 16)
                 raw = DequeFile(path)
-                mate = os.fork()
-                dice = random.Random(seed * 2 + (mate == 0))
-                own = deque if mate else dice.choice([SharedDeque.open, SharedDeque.open_as_thief])(path)
-                code = 0
-                for n in range(700 if mate else 1500):
-                    if mate and dice.random() < 0.3:
-                        damage(raw, dice)
-                    try:
-                        call(own, dice)
-                    except ALLOWED:
-                        pass
-                    except BaseException as error:
-                        print(seed, n, repr(error), file=sys.stderr)
-                        code = 1
-                        break
-                if mate == 0:
-                    os._exit(code)
-                ended = os.waitstatus_to_exitcode(os.waitpid(mate, 0)[1])
-                assert (code, ended) == (0, 0), (seed, code, ended)
+                kinds = SharedDeque.open, SharedDeque.open_as_thief
+                call_beside_damage(
+                    seed, (700, 1500), deque, lambda dice: dice.choice(kinds)(path), raw, call, damage, ALLOWED
+                )
                 deque.close()
             say("all")
             """,

@@ -296,7 +296,6 @@ class TestLiveDamage:
     def test_random_bytes_from_a_peer_neither_crash_nor_stop_those_who_read_and_write(self, run_script, path):
         out = run_script(
             """
-            import random
             faulthandler.dump_traceback_later(55, exit=True)
 
             def call(own, dice):
@@ -340,28 +339,10 @@ class TestLiveDamage:
                 path = f"{sys.argv[1]}.{seed}"
                 own = SharedHashMap.create(path, 8)
                 raw = MapFile(path)
-                mate = os.fork()
-                dice = random.Random(seed * 2 + (mate == 0))
-                if mate == 0:
-                    own = SharedHashMap.open(path)
-                code = 0
-                for n in range(700 if mate else 1500):
-                    if mate and dice.random() < 0.3:
-                        damage(raw, dice)
-                    start = time.monotonic()
-                    try:
-                        call(own, dice)
-                    except (SubethaError, KeyError):
-                        pass
-                    except BaseException as error:
-                        print(seed, n, repr(error), file=sys.stderr)
-                        code = 1
-                        break
-                    longest = max(longest, time.monotonic() - start)
-                if mate == 0:
-                    os._exit(code)
-                ended = os.waitstatus_to_exitcode(os.waitpid(mate, 0)[1])
-                assert (code, ended) == (0, 0), (seed, code, ended)
+                took = call_beside_damage(
+                    seed, (700, 1500), own, lambda dice: SharedHashMap.open(path), raw, call, damage, (SubethaError, KeyError)
+                )
+                longest = max(longest, took)
                 # whatever it looks like, a repair makes it whole again, once nobody has the numbers that nonsense names
                 own.close()
                 raw.records["status"] = 0

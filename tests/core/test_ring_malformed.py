@@ -642,7 +642,6 @@ class TestLiveDamage:
         out = run_script(
             """
             import queue
-            import random
             faulthandler.dump_traceback_later(55, exit=True)
             ALLOWED = (SubethaError, ValueError, queue.Full, queue.Empty)
 
@@ -681,27 +680,10 @@ class TestLiveDamage:
                 path = f"{sys.argv[1]}.{seed}"
                 ring = SharedRing.create(path, 16)
                 raw = RingFile(path)
-                mate = os.fork()
-                dice = random.Random(seed * 2 + (mate == 0))
-                own = ring if mate else SharedRing.open(path)
-                code = 0
-                for n in range(700 if mate else 1500):
-                    if mate and dice.random() < 0.3:
-                        damage(raw, dice)
-                    start = time.monotonic()
-                    try:
-                        call(own, dice)
-                    except ALLOWED:
-                        pass
-                    except BaseException as error:
-                        print(seed, n, repr(error), file=sys.stderr)
-                        code = 1
-                        break
-                    longest = max(longest, time.monotonic() - start)
-                if mate == 0:
-                    os._exit(code)
-                ended = os.waitstatus_to_exitcode(os.waitpid(mate, 0)[1])
-                assert (code, ended) == (0, 0), (seed, code, ended)
+                took = call_beside_damage(
+                    seed, (700, 1500), ring, lambda dice: SharedRing.open(path), raw, call, damage, ALLOWED
+                )
+                longest = max(longest, took)
                 # whatever it looks like, a scan and a clean set of words make it whole again
                 ring.repair()
                 for cell, state in enumerate(raw.states):

@@ -106,28 +106,33 @@ def write(path, board, life):
                 shared.rebuild()
 
 
+def kill_writers(crowd, board, dice, lives, start, reader=None):
+    """Kill one of those who write at a random time, and start the next one, for each of `lives`; who lives gets on meanwhile."""
+    for life in lives:
+        before, looks = board[0], board[2]
+        until(lambda before=before: board[0] > before, "those who live get on", crowd)
+        if reader is not None:
+            until(lambda looks=looks: board[2] > looks, "and the one who reads", crowd)
+        time.sleep(dice.uniform(0, 0.02))
+        victim = dice.choice([member for member in crowd.members if member is not reader])
+        if dice.random() < 0.3:
+            # nobody waits for one that is stopped
+            crowd.stop(victim, 60)
+            before = board[0]
+            until(lambda before=before: board[0] > before, "the others get on", crowd)
+        crowd.kill(victim)
+        start(life)
+
+
 def test_killed_writers_leave_a_whole_map_and_counters_that_lost_nothing(shm, dice, sized, figures):
     lives = sized(40, 480)
     path, board, crowd = shm / "map", Board(), Crowd(shm)
     SharedHashMap.create(path, 8).close()
-    begun, life = time.monotonic(), 0
+    begun = time.monotonic()
     try:
-        for _ in range(3):
+        for life in range(3):
             crowd.start("writer", write, path, board, life)
-            life += 1
-        while life < lives:
-            before = board[0]
-            until(lambda before=before: board[0] > before, "those who live get on", crowd)
-            time.sleep(dice.uniform(0, 0.02))
-            victim = dice.choice(crowd.members)
-            if dice.random() < 0.3:
-                # nobody waits for one that is stopped
-                crowd.stop(victim, 60)
-                before = board[0]
-                until(lambda before=before: board[0] > before, "the others get on", crowd)
-            crowd.kill(victim)
-            crowd.start("writer", write, path, board, life)
-            life += 1
+        kill_writers(crowd, board, dice, range(3, lives), lambda life: crowd.start("writer", write, path, board, life))
     finally:
         crowd.check()
         crowd.end()
@@ -201,27 +206,20 @@ def test_killed_writers_of_long_values_leave_all_blocks_and_counters_that_lost_n
     lives = sized(30, 300)
     path, board, crowd = shm / "map", Board(), Crowd(shm)
     SharedHashMap.create(path, 16, arena_bytes=ARENA_BYTES).close()
-    begun, life = time.monotonic(), 0
+    begun = time.monotonic()
     try:
         crowd.start("reader", read_long, path, board)
         reader = crowd.members[0]
-        for _ in range(2):
+        for life in range(2):
             crowd.start("writer", write_long, path, board, life)
-            life += 1
-        while life < lives:
-            before, looks = board[0], board[2]
-            until(lambda before=before: board[0] > before, "those who live get on", crowd)
-            until(lambda looks=looks: board[2] > looks, "and the one who reads", crowd)
-            time.sleep(dice.uniform(0, 0.02))
-            victim = dice.choice([member for member in crowd.members if member is not reader])
-            if dice.random() < 0.3:
-                # nobody waits for one that is stopped
-                crowd.stop(victim, 60)
-                before = board[0]
-                until(lambda before=before: board[0] > before, "the others get on", crowd)
-            crowd.kill(victim)
-            crowd.start("writer", write_long, path, board, life)
-            life += 1
+        kill_writers(
+            crowd,
+            board,
+            dice,
+            range(2, lives),
+            lambda life: crowd.start("writer", write_long, path, board, life),
+            reader,
+        )
     finally:
         crowd.check()
         crowd.end()
