@@ -46,6 +46,23 @@ RUNS = {
         ],
         "long": [],
     },
+    "park": {
+        "sound": [
+            "-DMAXDEATHS=1 -DNW=1",
+            "-DMAXDEATHS=1 -DNJ=1 -DNC=1",
+            "-DMAXDEATHS=2 -DNJ=1 -DNRES=2 -DNW=1 -DNC=1",
+        ],
+        "broken": [
+            "-DMAXDEATHS=1 -DNJ=1 -DNC=1 -DNRES=0 -DNW=1 -DROUNDS=2 -DBROKEN_NOBUMP",
+            "-DMAXDEATHS=1 -DNJ=1 -DNC=1 -DNRES=0 -DBROKEN_OWNER",
+            "-DMAXDEATHS=1 -DNJ=1 -DNC=1 -DNRES=0 -DBROKEN_WORDFIRST",
+            "-DMAXDEATHS=1 -DNJ=1 -DNC=1 -DNRES=0 -DBROKEN_ZEROLAST",
+            "-DMAXDEATHS=0 -DNJ=1 -DNC=1 -DBROKEN_GUARD",
+            "-DMAXDEATHS=1 -DNJ=1 -DNC=1 -DNRES=0 -DBROKEN_NORESCUE",
+            "-DMAXDEATHS=0 -DNW=1 -DBROKEN_NOWORD",
+        ],
+        "long": ["-DMAXDEATHS=2 -DNJ=1 -DNC=1"],
+    },
     "bury": {
         "sound": [
             "-DMAXDEATHS=3",
