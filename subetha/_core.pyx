@@ -28,6 +28,7 @@ from subetha._layout cimport *
 from subetha._map cimport *
 from subetha._mapvalues cimport *
 from subetha._observation cimport *
+from subetha._park cimport *
 from subetha._process cimport *
 from subetha._queue cimport *
 from subetha._recovery cimport *
@@ -43,6 +44,7 @@ import operator
 import os
 import zlib
 from collections.abc import ItemsView, KeysView, Mapping, MutableMapping, ValuesView
+from datetime import datetime
 
 import numpy as np
 
@@ -118,7 +120,7 @@ cdef int check_layout() except -1:
             "job_crc32": <size_t> &job.job_crc32 - <size_t> &job,
             "result_crc32": <size_t> &job.result_crc32 - <size_t> &job,
             "charged": <size_t> &job.charged - <size_t> &job,
-            "reserved2": <size_t> &job.reserved2 - <size_t> &job,
+            "unknown_ns": <size_t> &job.unknown_ns - <size_t> &job,
             "causes": <size_t> &job.causes - <size_t> &job,
         }),
         "RING_LINES": (sizeof(RingLines), {
@@ -150,6 +152,7 @@ cdef int check_layout() except -1:
             "space": <size_t> &pool.space - <size_t> &pool,
             "deadline": <size_t> &pool.deadline - <size_t> &pool,
             "boot": <size_t> &pool.boot - <size_t> &pool,
+            "due": <size_t> &pool.due - <size_t> &pool,
         }),
         "PARTICIPANT": (sizeof(Participant), {
             "status": <size_t> &participant.status - <size_t> &participant,
@@ -182,9 +185,12 @@ cdef int check_layout() except -1:
                 f"{name}: the compiled core has {size} bytes {offsets}, layout.py has {kind.itemsize} bytes {declared}; "
                 "build the extension again"
             )
-    if (SLOT_USED, OVERDUE, LINKED, LEVELS, MAX_CLASSES, OP_WATCHDOG_SCAN, WAIT_SPIN, MOVING, KEY_BYTES) != (
+    if (
+        SLOT_USED, OVERDUE, LINKED, LEVELS, MAX_CLASSES, OP_WATCHDOG_SCAN, WAIT_SPIN, MOVING, KEY_BYTES, LOOKING, UNKNOWN_BIT
+    ) != (
         layout.SlotState.USED, layout.CellState.OVERDUE, layout.BlockState.LINKED, layout.PRIORITIES, layout.SIZE_CLASSES,
-        layout.Op.WATCHDOG_SCAN, layout.WaitTag.SPIN, layout.MapPhase.MOVING, layout.KEY_BYTES,
+        layout.Op.WATCHDOG_SCAN, layout.WaitTag.SPIN, layout.MapPhase.MOVING, layout.KEY_BYTES, layout.LOOKING,
+        layout.UNKNOWN_BIT,
     ):
         raise errors.LayoutMismatch("states or limits of the compiled core and of layout.py differ; build the extension again")
     return 0

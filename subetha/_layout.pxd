@@ -57,6 +57,13 @@ cdef enum:
     CLAIMABLE = 1 << READY | 1 << RETRY
     COLLECTABLE = 1 << DONE | 1 << DEAD | 1 << QUARANTINED
 
+cdef enum:
+    # in the pool's word `due`
+    UNKNOWN_BIT = 1
+    LOOKING = 2
+    # in `unknown_ns` of a parked cell
+    WAS_KNOWN = 1
+
 cdef enum OpCode:
     OP_PUSH = 1
     OP_POP = 2
@@ -118,7 +125,7 @@ ctypedef struct JobCell:
     uint32_t job_crc32
     uint32_t result_crc32
     uint32_t charged
-    uint64_t reserved2
+    uint64_t unknown_ns
     Cause causes[4]
 
 ctypedef struct RingLines:
@@ -154,7 +161,8 @@ ctypedef struct PoolLines:
     uint64_t deadline
     uint8_t pad2[120]
     uint64_t boot
-    uint8_t pad3[120]
+    uint64_t due
+    uint8_t pad3[112]
 
 ctypedef struct Participant:
     uint64_t status

@@ -60,6 +60,7 @@ cdef class Mapped:
     cdef int64_t users_since    # the fork that they are counted since
     cdef HandshakeHeader handshake
     cdef ObservationRing observed
+    cdef int64_t *wakes_at      # when a wait has to look again (monotonic ns), set by its check; NULL: none needs that
     cdef int64_t idle_since     # when waits of this handle found nothing for the first time since it took something; 0: not
 
     def __cinit__(self):
@@ -164,7 +165,7 @@ cdef class Mapped:
         cdef bint is_first = stage[0] == 0
         cdef int64_t late = 0
         cdef Code code = wait_for_more(
-            &self.handshake.state, &self.idle_since, word, check, context, &self.is_closed, deadline, stage, &late
+            &self.handshake.state, &self.idle_since, word, check, context, &self.is_closed, deadline, self.wakes_at, stage, &late
         )
         if late > LONG_TURN_NS:
             self.observe(OP_YIELD, 0, <uint64_t> late)

@@ -139,13 +139,21 @@ cdef inline Code wait_for(
     SIGNAL says "not yet": the caller lets Python look at signals and comes again. `deadline` is in ns on the monotonic clock
     (< 0: none); `stage` is the caller's, 0 at first.
     """
+    return wait_with_wakes(word, check, context, closed, deadline, NULL, stage)
+
+
+cdef inline Code wait_with_wakes(
+    uint32_t *word, Check check, void *context, int64_t *closed, int64_t deadline, int64_t *wakes_at, int *stage
+) noexcept nogil:
+    """`wait_for` that sleeps no longer than until `wakes_at` (monotonic ns), which its check may set; a past one is none."""
     cdef uint32_t seen
-    cdef int64_t ns
+    cdef int64_t ns, began
     cdef int64_t late = 0
     cdef Code code
     if stage[0] == 0:
         stage[0] = 1
         return look_for(check, context, closed, SPIN_CHECKS, YIELD_NS, &late)
+    began = monotonic_ns()
     # W2: pairs with W1
     seen = fetch_or_seq_cst_u32(word, WAITERS_BIT) | WAITERS_BIT
     fence_after_rmw()
@@ -160,5 +168,10 @@ cdef inline Code wait_for(
             ns = deadline - monotonic_ns()
         if ns <= 0:
             return TIMEOUT
+    if wakes_at != NULL and private_get(wakes_at) >= began:
+        # set by the last look, or by another thread's; whoever puts something due from now on wakes us
+        ns = min(ns, private_get(wakes_at) - monotonic_ns())
+        if ns <= 0:
+            return SIGNAL
     futex_wait_u32(word, seen, ns)
     return SIGNAL

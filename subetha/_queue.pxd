@@ -5,6 +5,7 @@
     reply     write the result beside the job, TAKEN(me) -> DONE(me), publish in the client's mailbox, look at the client again
     collect   DONE -> COLLECTED(me), copy, FREE, pass the place
     release   TAKEN(me) -> RETRY(me) version+1, publish in back[priority]
+    park      TAKEN(me) -> PARKED(0) version+1, or by a submit for later WRITING(me) -> PARKED(0); no place leads to it (_park.pxd)
     cancel    READY, RETRY, PARKED -> FREE, wherever the job id stands
 
 A durable queue has a cell on the disk before anybody is told of what it says: READY (its block before it) before the reference
@@ -17,7 +18,8 @@ A job id is client number 16 | incarnation 16 | sequence 32. A job's bytes stay 
 Others read some of a cell's fields before its word tells them whether these count: all are written by relaxed stores.
 
 What a death leaves: WRITING, TAKEN or COLLECTED with a dead owner; READY or RETRY that no place leads to; DONE that its
-client's mailbox does not hold; blocks OWNED by the dead, or linked to versions that have passed.
+client's mailbox does not hold; blocks OWNED by the dead, or linked to versions that have passed; a PARKED cell that the pool's word
+`due` does not tell of.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
@@ -25,8 +27,8 @@ from libc.string cimport memcpy
 
 from subetha._atomics cimport (
     cas_acq_rel_u64, cas_seq_cst_u64, load_acquire_u32, load_acquire_u64, load_relaxed_u8, load_relaxed_u16, load_relaxed_u32,
-    load_relaxed_u64, private_get, private_set, store_relaxed_u8, store_relaxed_u16, store_relaxed_u32, store_relaxed_u64,
-    store_release_u32,
+    fence_seq_cst, load_relaxed_u64, private_get, private_set, store_relaxed_u8, store_relaxed_u16, store_relaxed_u32,
+    store_relaxed_u64, store_release_u32, store_release_u64,
 )
 from subetha._blocks cimport Arena, block_allocate, block_data, block_free, block_link, block_of, block_relink
 from subetha._cells cimport (
@@ -35,10 +37,13 @@ from subetha._cells cimport (
 )
 from subetha._heartbeat cimport Records, record_is
 from subetha._layout cimport (
-    CLAIMABLE, COLLECTABLE, COLLECTED, CORRUPT, DEAD, DONE, EMPTY, FENCED, FREE, FULL, LOST, NO_PLACE, NOT_SYNCED, OK, OVERDUE,
-    PARKED, QUARANTINED, READY, RETRY, TAKEN, Cause, Code, JobCell, PoolLines, RingLines,
+    CLAIMABLE, COLLECTABLE, COLLECTED, CORRUPT, DEAD, DONE, EMPTY, FENCED, FREE, FULL, LOOKING, LOST, NO_PLACE, NOT_SYNCED, OK,
+    OVERDUE, PARKED, QUARANTINED, READY, RETRY, TAKEN, UNKNOWN_BIT, WAS_KNOWN, Cause, Code, JobCell, PoolLines,
+    RingLines,
 )
-from subetha._process cimport is_time_to_look, monotonic_ns, realtime_ns, sync_bytes, wake_one
+from subetha._process cimport (
+    LONGEST_SLEEP_MS, is_time_to_look, monotonic_ns, realtime_ns, sync_bytes, wake_one, wake_up_to,
+)
 from subetha._repair cimport refs_call_for_repair, refs_look
 from subetha._ring cimport Ref, Refs, refs_init, refs_pass, refs_peek, refs_publish
 
@@ -46,6 +51,7 @@ cdef enum:
     LEVELS = 3      # priorities
     UNKNOWN_CAUSE = -2147483648
     CAUSES = 4
+    LOOK_MS = 20    # a look at the parked cells that takes longer may be one of the dead
     # states of which an image on the disk would let the job run, or be listed, again
     HAS_JOB = 1 << READY | 1 << TAKEN | 1 << RETRY | 1 << PARKED | 1 << DEAD | 1 << QUARANTINED
 
@@ -78,6 +84,10 @@ ctypedef struct Queue:
     int64_t looked_ns       # private: when the hints were last looked for in the places
     bint is_durable         # the disk has a cell before anybody is told of it
     int64_t sync_errno      # private: why the disk did not take something, until somebody is told
+    int64_t shift_ns        # private: what tests add to the clocks by which jobs are due and unknown
+    int64_t wakes_at        # private: when a claim that waits has to look again (monotonic ns); not, where that has passed
+    int64_t unknown_look_ns     # private: when to look next (monotonic) for jobs that others did not know
+    int64_t looking_ns      # private: since when (monotonic) somebody seems to be looking at the parked cells; 0: nobody
 
 ctypedef struct Frame:
     # headers made beforehand (the second one for a block: "the data is all that follows"), and the data
@@ -121,6 +131,47 @@ cdef inline void deadline_put(Queue *q, uint64_t deadline) noexcept nogil:
         if seen != 0 and seen <= deadline:
             return
         if cas_seq_cst_u64(&q.lines.deadline, seen, deadline):
+            return
+
+
+cdef inline uint64_t due_time(uint64_t word) noexcept nogil:
+    return word & ~<uint64_t> UNKNOWN_BIT
+
+
+cdef inline uint64_t due_now(Queue *q) noexcept nogil:
+    """The time by which jobs are due."""
+    return <uint64_t> (realtime_ns() + private_get(&q.shift_ns))
+
+
+cdef inline void due_put(Queue *q, uint64_t due, bint unknown, bint looked) noexcept nogil:
+    """Let whoever claims look at the parked cells at `due` (realtime ns; 0: not for that), and now and then for what is `unknown`.
+
+    Called after the cell is PARKED, or with what a look has found, which ends that (`looked`).
+    """
+    cdef uint64_t seen, put, time
+    cdef bint is_sooner
+    cdef int _tries
+    # U1: pairs with U2; either this sees that somebody looks, or has looked, or the look sees the cell
+    fence_seq_cst()
+    for _tries in range(64):
+        seen = load_acquire_u64(&q.lines.due)
+        time = due_time(seen)
+        if time == LOOKING and (looked or due):
+            time = 0
+        is_sooner = due != 0 and (time == 0 or due < time)
+        # a time is even, and not one of those that mean something else
+        put = (max(due_time(due), <uint64_t> LOOKING + 2) if is_sooner else time) | seen & UNKNOWN_BIT | unknown
+        if put == seen:
+            return
+        if cas_seq_cst_u64(&q.lines.due, seen, put):
+            if looked and due_time(seen) == LOOKING:
+                # who saw that comes again soon
+                return
+            if put & UNKNOWN_BIT > seen & UNKNOWN_BIT or (
+                is_sooner and due < due_now(q) + LONGEST_SLEEP_MS * <uint64_t> 1000000
+            ):
+                # others may sleep longer than that; those who sleep at all wake in time for what is due later
+                wake_up_to(&q.lines.items, 0x7FFFFFFF)
             return
 
 
@@ -306,9 +357,22 @@ cdef inline Code queue_publish_job(Queue *q, uint64_t index, uint64_t version, u
     return NO_PLACE
 
 
+cdef inline Code queue_submit_parked(Queue *q, uint64_t index, uint64_t word, uint64_t due_ns) noexcept nogil:
+    """WRITING(me) -> PARKED(0): from here on it is accepted, whoever dies."""
+    cdef uint64_t parked = word_pack(word_version(word), PARKED, 0)
+    # C5: pairs with C7 and U3
+    store_release_u64(cell_word(&q.cells, index), parked)
+    # withdrawn; where that fails somebody has it already, so it was submitted
+    if not cell_synced(q, index) and job_free_if(q, index, parked):
+        return NOT_SYNCED
+    due_put(q, due_ns, False, False)
+    return OK
+
+
 cdef inline Code queue_submit(
-    Queue *q, Frame *frame, uint64_t job_id, uint32_t level, uint32_t max_attempts, uint64_t timeout_ns
+    Queue *q, Frame *frame, uint64_t job_id, uint32_t level, uint32_t max_attempts, uint64_t timeout_ns, uint64_t due_ns
 ) noexcept nogil:
+    """`due_ns`: when it may run (realtime); 0: at once."""
     cdef uint64_t index, word, block
     cdef JobCell *cell
     cdef Code code = cells_acquire(&q.cells, q.reserve, &q.hint, q.owner, &index, &word)
@@ -334,11 +398,13 @@ cdef inline Code queue_submit(
     store_relaxed_u64(&cell.timeout_ns, timeout_ns)
     store_relaxed_u64(&cell.submitted_ns, <uint64_t> realtime_ns())
     store_relaxed_u64(&cell.started_ns, 0)
-    store_relaxed_u64(&cell.due_ns, 0)
+    store_relaxed_u64(&cell.due_ns, due_ns)
     store_relaxed_u64(&cell.deadline_ns, 0)
     store_relaxed_u64(&cell.progress, 0)
     store_relaxed_u32(&cell.cancel, 0)
     store_relaxed_u32(&cell.charged, 0)
+    if due_ns:
+        return queue_submit_parked(q, index, word, due_ns)
     cell_publish(&q.cells, index, word, READY)
     code = NOT_SYNCED
     if cell_synced(q, index):
@@ -351,8 +417,8 @@ cdef inline Code queue_submit(
     return OK
 
 
-cdef inline Code queue_look(Queue *q, Ref *ref, Refs **ring) noexcept nogil:
-    """The job to be claimed next; a damaged ring does not hide the others."""
+cdef inline Code queue_look(Queue *q, Ref *ref, Refs **ring, uint32_t *level) noexcept nogil:
+    """The job in the rings to be claimed next; a damaged ring does not hide the others."""
     cdef Code code
     cdef Code result = EMPTY
     cdef uint32_t n
@@ -360,6 +426,7 @@ cdef inline Code queue_look(Queue *q, Ref *ref, Refs **ring) noexcept nogil:
         ring[0] = &q.submit[n >> 1] if n & 1 else &q.back[n >> 1]
         code = refs_peek(ring[0], &q.cells, CLAIMABLE, ref)
         if code == OK:
+            level[0] = n >> 1
             return OK
         if code == CORRUPT:
             result = CORRUPT
@@ -369,10 +436,11 @@ cdef inline Code queue_look(Queue *q, Ref *ref, Refs **ring) noexcept nogil:
 cdef inline Code queue_take(Queue *q, Ref *ref) noexcept nogil:
     """READY or RETRY -> TAKEN(me); `ref.word` is the word held then."""
     cdef Refs *ring
+    cdef uint32_t level
     cdef Code code
     cdef uint64_t taken
     while True:
-        code = queue_look(q, ref, &ring)
+        code = queue_look(q, ref, &ring, &level)
         if code != OK:
             return code
         taken = word_pack(word_version(ref.word), TAKEN, q.owner)
@@ -454,6 +522,39 @@ cdef inline Code queue_publish_back(Queue *q, uint32_t level, uint64_t version, 
     return queue_press_back(q, level, version, index)
 
 
+cdef inline void job_uncharge(JobCell *cell, uint64_t word) noexcept nogil:
+    """Take back the attempt that the claim with this word was charged with, by its holder."""
+    if load_relaxed_u32(&cell.charged) == job_charge(word):
+        store_relaxed_u32(&cell.charged, 0)
+        store_relaxed_u16(&cell.attempts, load_relaxed_u16(&cell.attempts) - 1)
+
+
+cdef inline Code queue_park(Queue *q, uint64_t index, uint64_t word, uint64_t due_ns, bint charged) noexcept nogil:
+    """TAKEN(me) -> PARKED(0) with the next version, its block's link moved before. `due_ns` 0: until somebody comes who knows it.
+
+    With the same version its next start would be taken for this claim's, and not be charged.
+    """
+    cdef JobCell *cell = job_cell(q, index)
+    cdef uint64_t block = load_relaxed_u64(&cell.job_block)
+    if load_acquire_u64(cell_word(&q.cells, index)) != word:
+        return LOST
+    if block:
+        block_relink(&q.arena, block, index, word_version(word))
+    if not charged:
+        job_uncharge(cell, word)
+    store_relaxed_u64(&cell.deadline_ns, 0)
+    store_relaxed_u64(&cell.due_ns, due_ns)
+    if due_ns == 0:
+        # who looks next finds out whether anybody does
+        store_relaxed_u64(&cell.unknown_ns, <uint64_t> (monotonic_ns() + private_get(&q.shift_ns)) | WAS_KNOWN)
+    # C6: pairs with C7 and U3
+    if not cas_seq_cst_u64(cell_word(&q.cells, index), word, word_pack(word_version(word) + 1, PARKED, 0)):
+        return LOST
+    due_put(q, due_ns, due_ns == 0, False)
+    cell_synced(q, index)
+    return OK
+
+
 cdef inline Code queue_put_back(Queue *q, uint64_t index, uint64_t word) noexcept nogil:
     """TAKEN(me) -> RETRY(me) with the next version and uncharged, its block's link moved before; then published in `back`."""
     cdef JobCell *cell = job_cell(q, index)
@@ -465,9 +566,7 @@ cdef inline Code queue_put_back(Queue *q, uint64_t index, uint64_t word) noexcep
         return LOST
     if block:
         block_relink(&q.arena, block, index, word_version(word))
-    if load_relaxed_u32(&cell.charged) == job_charge(word):
-        store_relaxed_u32(&cell.charged, 0)
-        store_relaxed_u16(&cell.attempts, load_relaxed_u16(&cell.attempts) - 1)
+    job_uncharge(cell, word)
     # the next claim's time has not begun
     store_relaxed_u64(&cell.deadline_ns, 0)
     # C6: pairs with R3
@@ -651,16 +750,56 @@ cdef inline uint64_t queue_count_held(Queue *q, uint32_t states) noexcept nogil:
     return n
 
 
+cdef inline bint look_is_stale(Queue *q, int64_t now) noexcept nogil:
+    """Somebody is looking at the parked cells. For so long that it may have died?"""
+    cdef int64_t since = private_get(&q.looking_ns)
+    if since == 0:
+        private_set(&q.looking_ns, now)
+    return since != 0 and now - since > LOOK_MS * <int64_t> 1000000
+
+
+cdef inline Code parked_calls(Queue *q) noexcept nogil:
+    """Is it time to look at the parked cells? Else `wakes_at` says when it will be, for who sleeps."""
+    cdef uint64_t seen = load_acquire_u64(&q.lines.due)
+    cdef uint64_t time = due_time(seen)
+    cdef int64_t wakes_at = 0
+    cdef int64_t now, ahead
+    if seen == 0:
+        return EMPTY
+    now = monotonic_ns()
+    if time == LOOKING:
+        if look_is_stale(q, now):
+            return OK
+        wakes_at = now + 1000000
+    elif time:
+        private_set(&q.looking_ns, 0)
+        ahead = <int64_t> (time - due_now(q))
+        if ahead <= 0 and time < <uint64_t> 1 << 63:
+            return OK
+        if 0 < ahead < <int64_t> 1 << 62:
+            wakes_at = now + ahead
+    if seen & UNKNOWN_BIT and time != LOOKING:
+        if private_get(&q.unknown_look_ns) <= now:
+            return OK
+        if wakes_at == 0 or private_get(&q.unknown_look_ns) < wakes_at:
+            wakes_at = private_get(&q.unknown_look_ns)
+    if wakes_at:
+        private_set(&q.wakes_at, wakes_at)
+    return EMPTY
+
+
 cdef inline Code queue_has_jobs(void *context, bint thorough) noexcept nogil:
     cdef Queue *q = <Queue *> context
     cdef Ref ref
     cdef Refs *ring
     cdef uint32_t level
+    cdef Code code
     if thorough and is_time_to_look(&q.looked_ns):
         for level in range(<uint32_t> LEVELS):
             refs_look(&q.back[level])
             refs_look(&q.submit[level])
-    return queue_look(q, &ref, &ring)
+    code = queue_look(q, &ref, &ring, &level)
+    return parked_calls(q) if code == EMPTY else code
 
 
 cdef inline Code queue_has_space(void *context, bint thorough) noexcept nogil:

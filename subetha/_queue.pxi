@@ -9,12 +9,57 @@ cdef extern from "fcntl.h" nogil:
 cdef enum:
     ROOM_TRIES = 64         # at a place in the table that others make room in
     CANCEL_MS = 1000        # for a job that runs to be ended
+    LIVE_SHARE = 10         # in each tenth of `unknown_after` it is found out once what others know
     IDLE_QUOTA_MS = 2000    # at its quota, with every job finished and nobody collecting: then Full is said
 
 cdef str QUOTA_TEXT = (
     "this client holds its quota of {quota} cells (jobs waiting or running, results not collected); collect results with "
     "recv(), or create the queue with a larger quota"
 )
+
+cdef int64_t UNKNOWN_AFTER_NS = 10_000_000_000
+cdef double LATEST_S = 9e9      # as a time in seconds since 1970; ns of it fit 64 bits
+
+
+cdef uint64_t due_ns_of(object due) except 0:
+    """A wall-clock time, as `time.time()` gives it or as an aware datetime, in ns since 1970."""
+    cdef double seconds
+    if isinstance(due, datetime):
+        if due.utcoffset() is None:
+            raise ValueError(
+                f"due: expected an aware datetime, found {due!r} without a time zone; give it one, as datetime.now(timezone.utc) "
+                "has, or say that it is local time: due.astimezone()"
+            )
+        due = due.timestamp()
+    elif isinstance(due, bool) or not isinstance(due, (int, float)):
+        raise TypeError(
+            f"due: expected seconds since 1970, as time.time() gives them, or an aware datetime, found {type(due).__name__}"
+        )
+    if not -LATEST_S <= due <= LATEST_S:
+        raise ValueError(f"due: expected seconds from {-LATEST_S:g} to {LATEST_S:g}, found {due}")
+    seconds = due
+    return <uint64_t> (seconds * 1e9) if seconds > 1e-9 else 1
+
+
+@cython.final
+cdef class _IdArray:
+    """Closure ids in order, for the core."""
+
+    cdef Ids ids
+    cdef uint32_t *array
+
+    def __cinit__(self, closure_ids):
+        cdef list found = sorted(set(closure_ids))
+        self.array = <uint32_t *> malloc((len(found) + 1) * sizeof(uint32_t))
+        if self.array == NULL:
+            raise MemoryError
+        for n, closure_id in enumerate(found):
+            self.array[<int> n] = as_u32(closure_id, "closure_id")
+        self.ids.first = self.array
+        self.ids.count = len(found)
+
+    def __dealloc__(self):
+        free(self.array)
 
 
 cdef inline void copy_frame(bytes data, uint8_t *header, const uint8_t *frame, uint64_t length, bint owned) noexcept:
@@ -51,12 +96,22 @@ cdef class QueueHandle(Mapped):
     cdef int64_t refused_results    # results of claims that had been taken away
     cdef int64_t is_condemned       # 1: a job of this handle ran out of time, so its process is to be ended
     cdef int64_t run_again      # results received whose jobs had been started before, by workers that died
+    cdef Look look
+    cdef int64_t is_looking     # 1: a thread of this handle is in `look`
+    cdef _IdArray known          # the closure ids that this handle runs; None: all
+    cdef _IdArray live           # those that any live participant runs, a while ago
+    cdef int64_t live_ns        # when that is to be found out again
+    cdef uint64_t declared_as   # who is known to the others to run them: `block_owner`
+    cdef int64_t answered_unknown   # jobs that this handle has answered since nobody knew them
     cdef int64_t dropped        # results that were dropped because one had come before
 
     def __cinit__(self):
         self.parts = []
         self.mail_fd = self.queue.arena.fd = -1
         self.pending = set()
+        self.look.knows_all = True
+        self.look.unknown_after_ns = UNKNOWN_AFTER_NS
+        self.wakes_at = &self.queue.wakes_at
 
     def __init__(self):
         raise TypeError("use JobQueue.create(path), JobQueue.open(path) or JobQueue.open_or_create(path)")
@@ -248,7 +303,8 @@ cdef class QueueHandle(Mapped):
                 self.watch.mail_fd = self.mail_fd
                 self.watch.epoch = table.epoch
                 self.watch.leader = table.epoch + 1
-                self.watch.looked_ns = self.watch.suspected_ns = 0
+                self.watch.looked_ns = self.watch.suspected_ns = self.watch.parked_ns = 0
+                private_set(&self.is_looking, 0)
                 registration_look(&number.kept, queue_watch, &self.watch)
         return 0
 
@@ -364,6 +420,8 @@ cdef class QueueHandle(Mapped):
         cdef uint64_t i, word
         cdef bint clean = True
         if self.number is not None and self.number.is_mine():
+            if self.declared_as == self.queue.block_owner:
+                self._forget()
             registration_look(&self.number.kept, NULL, NULL)
             for i in range(self.queue.cells.count):
                 word = load_acquire_u64(cell_word(&self.queue.cells, i))
@@ -592,7 +650,7 @@ cdef class QueueHandle(Mapped):
     @cython.final
     cdef uint64_t submit_frame(
         self, uint32_t closure_id, const uint8_t *args, uint64_t length, uint32_t level, uint32_t max_attempts,
-        uint64_t timeout_ns, object wait
+        uint64_t timeout_ns, uint64_t due_ns, object wait
     ) except 0:
         """Submit, waiting up to `wait` for a cell; the job id."""
         cdef Frame frame
@@ -604,7 +662,7 @@ cdef class QueueHandle(Mapped):
         frame.data_length = length
         job_id = self.queue.client << 32 | self.next_sequence()
         try:
-            return self.submit_as(job_id, &frame, closure_id, level, max_attempts, timeout_ns, wait, deadline)
+            return self.submit_as(job_id, &frame, closure_id, level, max_attempts, timeout_ns, due_ns, wait, deadline)
         except BaseException:
             self.is_pending_still(<uint32_t> job_id)
             raise
@@ -612,7 +670,7 @@ cdef class QueueHandle(Mapped):
     @cython.final
     cdef uint64_t submit_as(
         self, uint64_t job_id, Frame *frame, uint32_t closure_id, uint32_t level, uint32_t max_attempts, uint64_t timeout_ns,
-        object wait, int64_t deadline
+        uint64_t due_ns, object wait, int64_t deadline
     ) except 0:
         cdef int64_t idle = 0      # since when (ns) it has been at its quota with nobody collecting
         cdef int stage = 0
@@ -632,9 +690,9 @@ cdef class QueueHandle(Mapped):
                 )
                 if self.queue.is_durable:
                     with nogil:
-                        code = queue_submit(&self.queue, frame, job_id, level, max_attempts, timeout_ns)
+                        code = queue_submit(&self.queue, frame, job_id, level, max_attempts, timeout_ns, due_ns)
                 else:
-                    code = queue_submit(&self.queue, frame, job_id, level, max_attempts, timeout_ns)
+                    code = queue_submit(&self.queue, frame, job_id, level, max_attempts, timeout_ns, due_ns)
             if code == OK:
                 self.observe(OP_PUSH, 0, 1)
                 return job_id
@@ -685,7 +743,7 @@ cdef class QueueHandle(Mapped):
                 raise_code(code, self.file_path, f"{full}; every one is a finished job and nobody collects")
         return 0
 
-    def submit(self, Pass pass_ not None, *, priority=1, timeout=None, max_attempts=3, wait=None):
+    def submit(self, Pass pass_ not None, *, priority=1, timeout=None, max_attempts=3, due=None, wait=None):
         """Hand a job in. When this returns, the job survives any process's death.
 
         Parameters
@@ -697,6 +755,9 @@ cdef class QueueHandle(Mapped):
             Longest run in seconds; stored with the job.
         max_attempts : int
             Runs that may end in the worker's death, from 1 to 65,535; stored with the job.
+        due : float or datetime, optional
+            When it may run at the earliest: seconds since 1970 on the wall clock, as `time.time()` gives them, or an aware
+            datetime. None, or a time that has passed: at once.
         wait : float, optional
             Seconds to wait for room; None waits for ever, 0 does not wait.
 
@@ -715,17 +776,22 @@ cdef class QueueHandle(Mapped):
             An option outside its limits, or the handle is closed.
         """
         cdef uint64_t limit = 0
+        cdef uint64_t due_ns = 0
         check_number("priority", priority, 0, LEVELS - 1)
         check_number("max_attempts", max_attempts, 1, 65_535)
         if timeout is not None:
             if not timeout > 0:
                 raise ValueError(f"timeout: expected None or seconds > 0, found {timeout}")
             limit = <uint64_t> min(timeout * 1e9, 9e18)
+        if due is not None:
+            due_ns = due_ns_of(due)
+            if due_ns <= due_now(&self.queue):
+                due_ns = 0
         self.enter()
         try:
             return self.submit_frame(
                 pass_.closure_id, <const uint8_t *> PyBytes_AS_STRING(pass_.args), PyBytes_GET_SIZE(pass_.args), priority,
-                max_attempts, limit, wait,
+                max_attempts, limit, due_ns, wait,
             )
         finally:
             self.leave()
@@ -742,7 +808,7 @@ cdef class QueueHandle(Mapped):
                 ):
                     decode_submit(frame)
                 return self.submit_frame(
-                    get_u32(text.data), text.data + SUBMIT_HEADER, text.length - SUBMIT_HEADER, 1, 3, 0, wait
+                    get_u32(text.data), text.data + SUBMIT_HEADER, text.length - SUBMIT_HEADER, 1, 3, 0, 0, wait
                 )
             finally:
                 text_done(&text)
@@ -878,15 +944,183 @@ cdef class QueueHandle(Mapped):
     # ---- claim ----
 
     @cython.final
+    cdef inline Code take(self, Ref *ref) except *:
+        """The next job, where nothing is parked at the cost of one load."""
+        if load_acquire_u64(&self.queue.lines.due) == 0:
+            return queue_take(&self.queue, ref)
+        return self.take_any(ref)
+
+    @cython.final
+    cdef Code take_any(self, Ref *ref) except *:
+        cdef Code code
+        cdef _IdArray known, live
+        if private_swap(&self.is_looking, 1):
+            # another thread is at it
+            return queue_take(&self.queue, ref)
+        try:
+            if self.look.strangers.count:
+                self.answer_strangers()
+            if self.known is not None and load_acquire_u64(&self.queue.lines.due) & UNKNOWN_BIT:
+                self.find_live()
+            # held while the core goes by them without the GIL
+            known, live = self.known, self.live
+            self.look.knows_all = known is None
+            self.look.known = known.ids if known is not None else Ids(NULL, 0)
+            self.look.live = live.ids if live is not None else Ids(NULL, 0)
+            with nogil:
+                code = queue_take_any(&self.queue, &self.look, ref)
+            if code == EMPTY and self.look.strangers.count:
+                self.answer_strangers()
+            return code
+        finally:
+            private_set(&self.is_looking, 0)
+
+    @cython.final
     cdef Code take_mending(self, Ref *ref) except *:
-        cdef Code code = queue_take(&self.queue, ref)
+        cdef Code code = self.take(ref)
         cdef int _tries
         for _tries in range(REPAIRS):
             if code != CORRUPT:
                 break
             self.repair()
-            code = queue_take(&self.queue, ref)
+            code = self.take(ref)
         return code
+
+    # ---- closure ids that nobody knows ----
+
+    @cython.final
+    cdef int64_t unknown_clock(self) noexcept:
+        """Monotonic ns, by which a job is unknown for so long."""
+        return monotonic_ns() + private_get(&self.queue.shift_ns)
+
+    @cython.final
+    cdef int find_live(self) except -1:
+        """Find out what others know, unless that was done a moment ago."""
+        cdef int64_t now = self.unknown_clock()
+        if now >= self.live_ns:
+            self.live = _IdArray(self._live_closure_ids())
+            self.live_ns = now + max(self.look.unknown_after_ns // LIVE_SHARE, UNKNOWN_LOOK_MS * <int64_t> 1000000)
+        return 0
+
+    @cython.final
+    cdef int answer_strangers(self) except -1:
+        """Answer the jobs that no live participant has known for so long, by what is known just now."""
+        cdef ParkedJob job
+        cdef Ref ref
+        cdef int64_t now
+        cdef JobClaim claim
+        live = self._live_closure_ids()
+        while self.look.strangers.count:
+            self.look.strangers.count -= 1
+            job = self.look.strangers.jobs[self.look.strangers.count]
+            now = self.unknown_clock()
+            if job.closure_id in live:
+                # a CAS: the cell may be another job's by now
+                cas_acq_rel_u64(&job_cell(&self.queue, job.cell).unknown_ns, job.since, <uint64_t> now | WAS_KNOWN)
+                continue
+            ref.cell = job.cell
+            ref.word = word_pack(word_version(job.word), TAKEN, self.queue.owner)
+            # C7: pairs with C5 and C6
+            if not cas_seq_cst_u64(cell_word(&self.queue.cells, job.cell), job.word, ref.word):
+                continue
+            claim = self.claim_taken(&ref)
+            if claim is None:
+                continue
+            seconds = (now - <int64_t> job.since) / 1e9
+            claim.reply(encode_result(
+                0, errors.UnknownClosureId(
+                    f"closure id {job.closure_id}: no live worker has registered a handler for {seconds:.1f} s"
+                ), self.queue.result_bytes,
+            ))
+            private_add(&self.answered_unknown, 1)
+        return 0
+
+    def _live_closure_ids(self):
+        """The closure ids that live participants have declared."""
+        raise NotImplementedError
+
+    def _declare(self):
+        """Let others know what this handle runs."""
+        raise NotImplementedError
+
+    def _forget(self):
+        """Take back what `_declare` has said."""
+        raise NotImplementedError
+
+    def _set_known(self, closure_ids):
+        """Claim only jobs with these closure ids, None: with any; nothing is said to others."""
+        cdef _IdArray known = None if closure_ids is None else _IdArray(closure_ids)
+        self.enter()
+        try:
+            self.join()
+            self.known = known
+            self.live_ns = 0
+            # look at once: there may be some for this handle
+            private_set(&self.queue.unknown_look_ns, 0)
+        finally:
+            self.leave()
+
+    def _set_declared(self):
+        """From here on the others know what this handle runs, under the number that it has now."""
+        self.declared_as = self.queue.block_owner
+
+    @property
+    def _created_ns(self):
+        """When the queue was made; all of its files have it."""
+        return int(self.file_header["created_ns"])
+
+    @property
+    def _identity(self):
+        """Number and incarnation of this handle in the table."""
+        self.enter()
+        try:
+            self.join()
+            return self.queue.owner, self.queue.block_owner >> 16
+        finally:
+            self.leave()
+
+    def _is_alive(self, number, incarnation):
+        """Does this incarnation of a participant live?"""
+        cdef uint64_t slot, status
+        self.enter()
+        try:
+            if not 0 < number <= self.queue.records.count:
+                return False
+            if number == self.queue.owner and incarnation == self.queue.block_owner >> 16:
+                return True
+            slot = number - 1
+            # the status is read before the lock is tested: who has come since has another incarnation
+            return (
+                not is_dead(&self.queue.records, self.queue.table_fd, self.queue.lock_base, slot, &status)
+                and status_state(status) == SLOT_USED and status_incarnation(status) == <uint64_t> incarnation
+            )
+        finally:
+            self.leave()
+
+    @property
+    def unknown_after(self):
+        """Seconds for which no live participant must have known a job's closure id until it is answered with UnknownClosureId."""
+        return self.look.unknown_after_ns / 1e9
+
+    @unknown_after.setter
+    def unknown_after(self, seconds):
+        if not 0 <= seconds <= 1e9:
+            raise ValueError(f"unknown_after: expected seconds from 0 to 1e9, found {seconds}")
+        self.look.unknown_after_ns = <int64_t> (seconds * 1e9)
+
+    @property
+    def unknown_answered(self):
+        """How many jobs this handle has answered with UnknownClosureId, since nobody knew them."""
+        return private_get(&self.answered_unknown)
+
+    @property
+    def _clock_shift_ns(self):
+        """What is added to the clocks by which jobs are due, and unknown for so long; set by tests in place of waiting."""
+        return private_get(&self.queue.shift_ns)
+
+    @_clock_shift_ns.setter
+    def _clock_shift_ns(self, value):
+        private_set(&self.queue.shift_ns, value)
 
     def try_claim(self):
         """Claim the job that is next: by priority, jobs put back before the others, first in first out.
@@ -935,11 +1169,13 @@ cdef class QueueHandle(Mapped):
                         f"{self.file_path}: a job of this process ran out of time, or was cancelled, and its supervisor may end "
                         "the process at any moment; claim nothing more and exit"
                     )
+                if self.known is not None and self.declared_as != self.queue.block_owner:
+                    self._declare()
                 code = self.take_mending(&ref)
                 if code == OK:
                     self.end_gap(0)
                     claim = self.claim_taken(&ref)
-                    if claim is not None:
+                    if claim is not None and self.knows(claim):
                         self.observe(OP_CLAIM, 0, 1)
                         return claim
                     continue
@@ -958,6 +1194,24 @@ cdef class QueueHandle(Mapped):
                     raise_code(code, self.file_path, "")
         finally:
             self.leave()
+
+    @cython.final
+    cdef inline bint knows(self, JobClaim claim) except -1:
+        """Does this handle run the job? Else it is parked, for others."""
+        return self.known is None or self.knows_id_of(claim)
+
+    @cython.final
+    cdef bint knows_id_of(self, JobClaim claim) except -1:
+        cdef _IdArray known = self.known
+        cdef Code code
+        if known is None or ids_have(&known.ids, get_u32(claim.data)):
+            return True
+        claim.begin_end()
+        with nogil:
+            code = queue_park(&self.queue, claim.cell, claim.word, 0, False)
+        if code == LOST:
+            claim_lost(&self.queue, claim.cell, claim.word)
+        return False
 
     @cython.final
     cdef JobClaim claim_taken(self, Ref *ref):
@@ -1460,6 +1714,39 @@ cdef class JobClaim(Claim):
             As `ack`.
         """
         self.finish(True)
+
+    def park(self, due, charged=False):
+        """Put the job back, not to run before a certain time.
+
+        Parameters
+        ----------
+        due : float or datetime
+            Seconds since 1970 on the wall clock, as `time.time()` gives them, or an aware datetime.
+        charged : bool
+            Whether the attempt counts, where the job was started. Whether it may have another one is for the caller to say.
+
+        Raises
+        ------
+        TypeError, ValueError
+            `due` is no such time (the claim is still held).
+        ValueError, BufferError, TransportError
+            As `ack`.
+        """
+        cdef QueueHandle handle = <QueueHandle> self.holder
+        cdef uint64_t due_ns = due_ns_of(due)
+        cdef bint counts = charged
+        cdef Code code
+        self.check()
+        handle.enter()
+        try:
+            self.begin_end()
+            with nogil:
+                code = queue_park(&handle.queue, self.cell, self.word, due_ns, counts)
+            if code == LOST:
+                self.lose(handle)
+            handle.check_synced()
+        finally:
+            handle.leave()
 
     def __del__(self):
         if (

@@ -28,6 +28,7 @@ from subetha._layout cimport (
     CLAIMABLE, COLLECTABLE, COLLECTED, DEAD, DONE, EMPTY, FENCED, FREE, FREE_HOLE, NO_PLACE, OK, OVERDUE, OWNED,
     PARKED, QUARANTINED, READY, RETRY, TAKEN, WRITING, Cause, Code, JobCell,
 )
+from subetha._park cimport due_from_cells, parked_mend
 from subetha._process cimport realtime_ns, wake_some
 from subetha._queue cimport (
     CAUSES, LEVELS, UNKNOWN_CAUSE, Mailbox, Queue, cause_write, cell_synced, claim_lost, is_letter, job_cell, job_charge,
@@ -57,7 +58,9 @@ cdef inline bint job_mend(Queue *q, uint64_t index) noexcept nogil:
     """
     cdef uint64_t word = load_acquire_u64(cell_word(&q.cells, index))
     cdef uint64_t mine
-    if word_state(word) > OVERDUE:
+    if word_state(word) == PARKED:
+        parked_mend(q, index, word)
+    elif word_state(word) > OVERDUE:
         job_free_if(q, index, word)
     elif not word_is_one_of(word, HELD_BY_OWNER) or not number_is_nobodys(&q.records, word_owner(word)):
         return False
@@ -194,6 +197,7 @@ cdef inline int64_t queue_repair(Queue *q) noexcept nogil:
                 refs_mended(&box.refs, mail_due[i])
     free(seen)
     free(mail_due)
+    due_from_cells(q)
     wake_some(&q.lines.items, 0x7FFFFFFF)
     return found
 
@@ -433,6 +437,8 @@ cdef inline int64_t queue_rescue(Queue *q, uint64_t slot, uint64_t status, int32
     for _pass in range(RESCUE_PASSES):
         found = rescue_pass(q, &death, pid, code, seen, seen + q.cells.count)
         if found == 0 and rescue_blocks(q, &death) == 0:
+            # it may have been looking at the parked cells, or had parked a job and not said so
+            due_from_cells(q)
             death_end(&death)
             break
         if found < 0 and queue_repair(q) < 0:

@@ -164,6 +164,12 @@ cdef class SharedHashMap(Numbered):
             )
         return made
 
+    @staticmethod
+    def _sizes(capacity, value_bytes, participants):
+        """Stride of a cell, and size of the file (bytes)."""
+        *_, stride, size = map_sizes(capacity, value_bytes, participants)
+        return stride, size
+
     cdef int attach(self) except -1:
         header = self.file_header
         capacity, value, slots = int(header["capacity"]), int(header["payload_bytes"]), int(header["extra"])

@@ -13,7 +13,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from subetha._atomics cimport private_get, private_set
 from subetha._handshake cimport Handshake, handshake_enter, handshake_exit, handshake_tag_of
 from subetha._layout cimport SIGNAL, WAIT_BRIEF, WAIT_SPIN, Code
-from subetha._process cimport SPIN_CHECKS, YIELD_NS, Check, look_for, monotonic_ns, wait_for
+from subetha._process cimport SPIN_CHECKS, YIELD_NS, Check, look_for, monotonic_ns, wait_with_wakes
 
 cdef enum:
     SPIN_NS = 100000
@@ -22,9 +22,9 @@ cdef enum:
 
 cdef inline Code wait_for_more(
     Handshake *header, int64_t *idle_since, uint32_t *word, Check check, void *context, int64_t *closed, int64_t deadline,
-    int *stage, int64_t *late_ns
+    int64_t *wakes_at, int *stage, int64_t *late_ns
 ) noexcept nogil:
-    """`wait_for`, whose first step is as long as the handle's strategy says.
+    """`wait_with_wakes`, whose first step is as long as the handle's strategy says.
 
     `idle_since` is when this handle's waits found nothing for the first time since something was taken; 0: not since then.
     `late_ns` as of look_for.
@@ -33,7 +33,7 @@ cdef inline Code wait_for_more(
     cdef int64_t longest, idle
     cdef Code code = SIGNAL
     if stage[0] != 0:
-        return wait_for(word, check, context, closed, deadline, stage)
+        return wait_with_wakes(word, check, context, closed, deadline, wakes_at, stage)
     stage[0] = 1
     parity = handshake_enter(header)
     tag = handshake_tag_of(header, parity)

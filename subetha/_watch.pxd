@@ -12,6 +12,7 @@ from subetha._atomics cimport cas_seq_cst_u64, fetch_add_acq_rel_u64, load_acqui
 from subetha._heartbeat cimport status_state
 from subetha._lapse cimport queue_end_overdue, queue_lapse
 from subetha._layout cimport SLOT_USED
+from subetha._park cimport due_from_cells
 from subetha._process cimport file_is_unlinked, monotonic_ns
 from subetha._queue cimport UNKNOWN_CAUSE, Queue
 from subetha._recovery cimport queue_rescue
@@ -23,6 +24,7 @@ cdef enum:
     SECOND_LOOK_MS = 50     # a death is first left to whoever started the process, and knows how it ended
     GRACE_EPOCHS = 5        # a beat that is further behind is a lapse
     OVERDUE_LOOK_MS = 5000  # every running job's deadline is looked at so often, whatever the pool's line says
+    PARKED_LOOK_MS = 1000   # `due` is put right from the cells so often, or where that takes long, a hundredth of the time
     LOOKS = 64              # records that one who does not lead looks at each time
 
 ctypedef struct Watch:
@@ -39,6 +41,7 @@ ctypedef struct Watch:
     uint64_t fresh_epoch    # nobody is lapsed who was silent before it: this one had not looked
     int64_t looked_ns
     int64_t overdue_ns      # when the deadlines of all jobs were last looked at, leading
+    int64_t parked_ns       # when to look next at the parked cells, leading
     int64_t suspected_ns    # since when somebody seems dead; 0: nobody does
     uint64_t next_slot
 
@@ -115,6 +118,13 @@ cdef inline int watch_deadlines(Watch *w, int64_t now) noexcept nogil:
     return <int> ((deadline - <uint64_t> now) // 1000000) + 1 if deadline > <uint64_t> now else 1
 
 
+cdef inline void watch_parked(Watch *w, int64_t now) noexcept nogil:
+    """The leader's: no parked job is forgotten, whatever the word says."""
+    if now >= w.parked_ns:
+        due_from_cells(w.queue)
+        w.parked_ns = max(now + (PARKED_LOOK_MS - 100) * <int64_t> 1000000, now + 100 * (monotonic_ns() - now))
+
+
 cdef inline bint watch_rescues(Watch *w, bint leads, int64_t now) noexcept nogil:
     """Look for the dead. True: there is one, to be looked at again soon."""
     cdef Queue *q = w.queue
@@ -158,6 +168,7 @@ cdef inline int queue_watch(void *context) noexcept nogil:
         watch_tick(w, now)
         watch_lapses(w)
         soon = watch_deadlines(w, now)
+        watch_parked(w, now)
     if watch_rescues(w, leads, now) and (soon == 0 or soon > SECOND_LOOK_MS):
         soon = SECOND_LOOK_MS
     w.looked_ns = now

@@ -25,8 +25,10 @@ from subetha.errors import SubethaError
 from subetha.jobqueue import JobQueue
 from subetha.layout import (
     CHECKED_NUMBERS,
+    LOOKING,
     PRIORITIES,
     STATE_SHIFT,
+    UNKNOWN_BIT,
     VERSION_SHIFT,
     BlockState,
     CellState,
@@ -190,6 +192,7 @@ class _Look:
         for seen in (*rings.values(), *boxes.values()):
             yield from seen.faults
         yield from self._states(cells)
+        yield from self._parked(cells)
         yield from self._waiting(cells, rings)
         yield from self._results(cells, boxes)
         yield from self._frames(cells)
@@ -272,7 +275,7 @@ class _Look:
         words = cells["word"].copy()
         fields = {
             name: cells[name].copy()
-            for name in ("job_id", "job_length", "result_length", "job_block", "result_block", "priority")
+            for name in ("job_id", "job_length", "result_length", "job_block", "result_block", "priority", "due_ns")
         }
         # What was read belongs to a word that is there before and after.
         steady = cells["word"] == words
@@ -293,6 +296,23 @@ class _Look:
             if not is_alive:
                 text = f"{state} by participant {owner}, who is not alive"
                 yield Fault("owner", f"cell {cell}", text, (word, status))
+
+    def _parked(self, cells: "_Cells") -> Iterator[Fault]:
+        """Nobody owns what is parked, and the pool's word `due` tells of it; it is read after the cells, which come first."""
+        told = self.queue.due()
+        time, is_unknown_told = told & ~UNKNOWN_BIT, bool(told & UNKNOWN_BIT)
+        for cell in cells.where(cells.states == CellState.PARKED):
+            word, owner, due = int(cells.words[cell]), int(cells.owners[cell]), int(cells.fields["due_ns"][cell])
+            if owner != 0:
+                yield Fault("owner", f"cell {cell}", f"PARKED by {owner}, expected nobody", (word,))
+            if time == LOOKING:
+                continue
+            if due == 0 and not is_unknown_told:
+                text = f"PARKED for who knows it, and the pool does not tell of such (due {told:#x})"
+                yield Fault("parked", f"cell {cell}", text, (word, told))
+            elif due != 0 and not 0 < time <= max(due, LOOKING + 2):
+                text = f"PARKED until {due} ns, and the pool tells of none before {time} ns"
+                yield Fault("parked", f"cell {cell}", text, (word, told))
 
     def _waiting(self, cells: "_Cells", rings: dict[tuple[str, int], _Seen]) -> Iterator[Fault]:
         claimable = np.isin(cells.states, (CellState.READY, CellState.RETRY))

@@ -22,17 +22,22 @@ from subetha.layout import (
     JOB_CELL,
     LINE,
     LINES_OFFSET,
+    MAP_CELL,
+    MAP_LINES,
     MIN_BLOCK_BYTES,
     PARTICIPANT,
     POOL_LINES,
     PRIORITIES,
     QUEUE_GEOMETRY,
+    QUEUE_MAP_VALUE_BYTES,
     RING_LINES,
     SIZE_CLASSES,
     TABLE_LINES,
     Kind,
     align,
     geometry_fault,
+    map_capacity,
+    map_reserve,
     reserve_of,
 )
 
@@ -47,7 +52,7 @@ class Fault(NamedTuple):
     Attributes
     ----------
     kind : str
-        `missing`, `damaged`, `foreign`, `unreadable`: a file; `state`, `owner`, `reference`, `job`, `result`: of a cell;
+        `missing`, `damaged`, `foreign`, `unreadable`: a file; `state`, `owner`, `parked`, `reference`, `job`, `result`: of a cell;
         `participant`; `due`, `places`, `hints`: of a ring; `block`; `repair`: the repair itself failed.
     where : str
         The file, cell, ring, mailbox, participant or block.
@@ -110,6 +115,9 @@ class QueueView:
         self.lock_base = LINES_OFFSET + TABLE_LINES.itemsize
         self.lock_base += self.participants * (PARTICIPANT.itemsize + IN_FLIGHT_CELLS.itemsize)
         self.table = self._part("table", Kind.TABLE, self.lock_base, self.participants)
+        self._part(
+            "map", Kind.MAP, _map_bytes(self.count, self.participants), map_capacity(self.count, self.participants)
+        )
 
     def close(self) -> None:
         """Close the table's descriptor, the only one that is kept."""
@@ -185,17 +193,21 @@ class QueueView:
             os.close(fd)
         if len(contents) != size:
             self._note("damaged", name, f"expected {size} bytes by the numbers of the pool, found {len(contents)}")
-        elif int(header["extra"]) != self.created_ns:
+        elif (made := int(header["created_ns" if name == "map" else "extra"])) != self.created_ns:
             self._note(
                 "foreign",
                 name,
-                f"expected a file of the queue made at {self.created_ns} ns, found one of a queue made at {header['extra']} ns",
+                f"expected a file of the queue made at {self.created_ns} ns, found one of a queue made at {made} ns",
             )
         elif capacity is not None and int(header["capacity"]) != capacity:
             self._note("damaged", name, f"expected a capacity of {capacity}, found {header['capacity']}")
         else:
             return contents
         return None
+
+    def due(self) -> int:
+        """The pool's word that tells of parked jobs."""
+        return int(self.pool[LINES_OFFSET : LINES_OFFSET + POOL_LINES.itemsize].view(POOL_LINES)["due"][0])
 
     def ring(self, name: str) -> Ring | None:
         """A ring of jobs, or None where its file is missing."""
@@ -251,6 +263,15 @@ class QueueView:
         probe = struct.pack("@hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, self.lock_base + slot, 1, 0)
         found = fcntl.fcntl(self.table_fd, fcntl.F_OFD_GETLK, probe)
         return bool(struct.unpack_from("@h", found)[0] != fcntl.F_UNLCK)
+
+
+def _map_bytes(cells: int, participants: int) -> int:
+    """The size of the file that tells who runs which closure ids."""
+    count = map_capacity(cells, participants)
+    count += map_reserve(count)
+    at = LINES_OFFSET + MAP_LINES.itemsize + 2 * 8 * (1 << (2 * count - 1).bit_length())
+    at = align(at + participants * PARTICIPANT.itemsize, HOT_LINE)
+    return at + count * align(MAP_CELL.itemsize + QUEUE_MAP_VALUE_BYTES, LINE)
 
 
 def _cell_kind(stride: int) -> np.dtype[np.void]:

@@ -73,6 +73,7 @@ def create(
     extra: int = 0,
     flags: int = 0,
     mode: int = 0o600,
+    created_ns: int | None = None,
     sparse_from: int | None = None,
     durable: bool = False,
     fill: Callable[[Bytes], None] | None = None,
@@ -83,6 +84,8 @@ def create(
     ----------
     mode : int
         Permission bits, kept under any umask.
+    created_ns : int, optional
+        What the header gives as the time of creation; default: now.
     sparse_from : int, optional
         Offset in bytes from which no disk space is taken (the arena's data); default: space for all of it.
     durable : bool
@@ -110,7 +113,7 @@ def create(
     header["payload_bytes"] = payload_bytes
     header["flags"] = flags
     header["mode"] = mode
-    header["created_ns"] = time.time_ns()
+    header["created_ns"] = time.time_ns() if created_ns is None else created_ns
     header["extra"] = extra
     header["crc32"] = zlib.crc32(header.tobytes()[:-4])
     fd, temporary = _open_unnamed(directory, path)

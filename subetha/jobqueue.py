@@ -7,6 +7,7 @@ Files of a queue (all made from the pool's geometry, so whoever opens it complet
     back-N, submit-N        rings of references, N = priority
     table                   participants, their locks and beats
     mail                    a mailbox ring for each client; its disk space is taken at the client's first submit
+    map                     who runs which closure ids (routing.py)
 """
 
 import contextlib
@@ -14,6 +15,7 @@ import errno
 import os
 import zlib
 from collections import Counter
+from collections.abc import Iterable
 from typing import Literal, NamedTuple, Self
 
 import numpy as np
@@ -21,7 +23,7 @@ import numpy.typing as npt
 
 from subetha import files
 from subetha._core import HeartbeatTable, JobClaim, QueueHandle
-from subetha.errors import LayoutMismatch, UnsupportedTransportFamily
+from subetha.errors import LayoutMismatch, SubethaError, UnsupportedTransportFamily
 from subetha.layout import (
     CAUSES,
     FLAG_DISK,
@@ -33,6 +35,7 @@ from subetha.layout import (
     POOL_LINES,
     PRIORITIES,
     QUEUE_GEOMETRY,
+    QUEUE_MAP_VALUE_BYTES,
     STATE_SHIFT,
     UNKNOWN_CAUSE,
     CellState,
@@ -42,6 +45,7 @@ from subetha.layout import (
     reserve_of,
 )
 from subetha.reboot import bring_up
+from subetha.routing import Registrations, check_map, map_sizes
 from subetha.sidecar import WaitingPolicy
 
 Durability = Literal["process", "disk"]
@@ -54,9 +58,9 @@ class QueueStats(NamedTuple):
     ----------
     cells : int
         Size of the pool; `reserve` of them are kept for rescue.
-    free, waiting, running, done, other : int
+    free, waiting, running, done, other, parked : int
         Cells in these states: `waiting` READY or RETRY, `running` TAKEN, `done` results not collected yet,
-        `other` whatever is between two states or set aside.
+        `parked` not due yet, or known to no worker that has met them, `other` whatever is between two states or set aside.
     waiting_by_priority : tuple of int
         `waiting`, by priority.
     states : dict
@@ -82,6 +86,7 @@ class QueueStats(NamedTuple):
     reserve: int
     arena_bytes: int
     arena_backed_bytes: int
+    parked: int
 
 
 class WorkerDeath(NamedTuple):
@@ -149,9 +154,12 @@ class JobQueue(QueueHandle):
     submit, claim or receive, and its results come back to it alone. Results that were not collected when it closes are
     dropped; its jobs still run.
 
-    Calls: `submit`, `cancel`, `cancel_running`, `try_recv`, `recv`, `recv_many`, `try_claim`, `claim`, `stats`, `cells`, `rescue`,
-    `progress`, `dead_letters`, `retry_dead`, `drop_dead`, `quarantined`, `repair`, `close`.
+    Calls: `submit`, `cancel`, `cancel_running`, `try_recv`, `recv`, `recv_many`, `try_claim`, `claim`, `runs`, `stats`, `cells`,
+    `rescue`, `progress`, `dead_letters`, `retry_dead`, `drop_dead`, `quarantined`, `repair`, `close`.
     """
+
+    _registrations: Registrations | None = None
+    _runs: frozenset[int] | None = None
 
     @classmethod
     def create(
@@ -167,6 +175,7 @@ class JobQueue(QueueHandle):
         durability: Durability = "process",
         mode: int = 0o600,
         role: Role = Role.CLIENT,
+        unknown_after: float = 10.0,
     ) -> Self:
         """Create a queue directory and open it.
 
@@ -192,6 +201,9 @@ class JobQueue(QueueHandle):
             Permission bits of the files, kept under any umask.
         role : Role
             What this handle is called in the table.
+        unknown_after : float
+            For how many seconds no live participant must have said to run a job until this handle, where it does so itself
+            (`runs`), answers it with UnknownClosureId.
 
         Raises
         ------
@@ -204,10 +216,12 @@ class JobQueue(QueueHandle):
         """
         geometry = _geometry(cells, job_bytes, result_bytes, participants, arena_bytes, quota)
         _create_pool(path, cells, geometry, _flags(durability), mode)
-        return cls.open(path, role=role)
+        return cls.open(path, role=role, unknown_after=unknown_after)
 
     @classmethod
-    def open(cls, path: files.Path, readonly: bool = False, *, role: Role = Role.CLIENT) -> Self:
+    def open(
+        cls, path: files.Path, readonly: bool = False, *, role: Role = Role.CLIENT, unknown_after: float = 10.0
+    ) -> Self:
         """Open an existing queue directory.
 
         Parameters
@@ -215,6 +229,8 @@ class JobQueue(QueueHandle):
         readonly : bool
             Map for looking only: no number is taken, `submit`, `claim` and `recv` are refused.
         role : Role
+        unknown_after : float
+            As in `create`.
 
         Raises
         ------
@@ -228,7 +244,14 @@ class JobQueue(QueueHandle):
         if not readonly:
             _complete(path)
             bring_up(path)
-        return cls._attach(path, readonly, role)
+        opened = cls._attach(path, readonly, role)
+        try:
+            check_map(os.fsencode(path), opened._created_ns)
+            opened.unknown_after = unknown_after
+        except BaseException:
+            opened.close()
+            raise
+        return opened
 
     @classmethod
     def open_or_create(
@@ -244,6 +267,7 @@ class JobQueue(QueueHandle):
         durability: Durability = "process",
         mode: int = 0o600,
         role: Role = Role.CLIENT,
+        unknown_after: float = 10.0,
     ) -> Self:
         """Open the queue, or create it where there is none; any number of processes may do so at once.
 
@@ -255,12 +279,12 @@ class JobQueue(QueueHandle):
         geometry = _geometry(cells, job_bytes, result_bytes, participants, arena_bytes, quota)
         flags = _flags(durability)
         try:
-            queue = cls.open(path, role=role)
+            queue = cls.open(path, role=role, unknown_after=unknown_after)
         except FileNotFoundError:
             # another process may be faster: then its queue is opened
             with contextlib.suppress(FileExistsError):
                 _create_pool(path, cells, geometry, flags, mode)
-            queue = cls.open(path, role=role)
+            queue = cls.open(path, role=role, unknown_after=unknown_after)
         asked = (cells, durability, *(int(geometry[name]) for name in GEOMETRY_NAMES))
         found = (queue.cells_total, queue.durability, *(int(getattr(queue, name)) for name in GEOMETRY_NAMES))
         if asked != found:
@@ -300,7 +324,7 @@ class JobQueue(QueueHandle):
             waiting=waiting,
             running=counts["TAKEN"],
             done=counts["DONE"],
-            other=len(cells) - counts["FREE"] - waiting - counts["TAKEN"] - counts["DONE"],
+            other=len(cells) - counts["FREE"] - waiting - counts["TAKEN"] - counts["DONE"] - counts["PARKED"],
             waiting_by_priority=tuple(int(n) for n in np.bincount(levels, minlength=PRIORITIES)),
             states=dict(counts),
             participants=len(list(self.heartbeat)),
@@ -308,7 +332,55 @@ class JobQueue(QueueHandle):
             reserve=self.reserve,
             arena_bytes=self.arena_bytes,
             arena_backed_bytes=self.arena_backed_bytes,
+            parked=counts["PARKED"],
         )
+
+    def runs(self, closure_ids: Iterable[int] | None) -> None:
+        """Let this handle claim only jobs with these closure ids, and let the others know of it.
+
+        A job that it meets and does not know it parks for the others, uncharged: who runs it takes it as soon as it looks,
+        within about a tenth of a second. Where no live participant has said to run it for `unknown_after` seconds, whoever
+        looks and has said what it runs answers it with UnknownClosureId. With an empty set everything that this handle
+        meets goes that way.
+
+        Parameters
+        ----------
+        closure_ids : iterable of int, optional
+            None, as at the beginning: this handle claims every job, also those parked by others, and tells nobody of any; it
+            answers none.
+
+        Raises
+        ------
+        TypeError, ValueError
+            No closure id.
+        MapFull
+            The queue's map has no room to let others know of every one; this handle runs them all the same.
+        """
+        chosen = None if closure_ids is None else frozenset(closure_ids)
+        self._set_known(chosen)
+        self._runs = chosen
+        self._declare()
+
+    def _declare(self) -> None:
+        # also after a fork, or where it could not be said the last time: then the same error would come at every claim
+        self._set_declared()
+        if self._runs or self._registrations is not None:
+            self._map_of_closures().say(self._identity, self._runs or ())
+
+    def _map_of_closures(self) -> Registrations:
+        if self._registrations is None:
+            self._registrations = Registrations(os.fsencode(self.path), self._created_ns, self._is_alive)
+        return self._registrations
+
+    def _live_closure_ids(self) -> set[int]:
+        return self._map_of_closures().live_ids()
+
+    def _forget(self) -> None:
+        """Before the number is given up; what cannot be taken back now is removed by whoever meets it."""
+        if self._registrations is not None:
+            with contextlib.suppress(SubethaError, OSError, ValueError):
+                self._registrations.take_back()
+            self._registrations.close()
 
     def overdue_pids(self) -> set[int]:
         """Find the processes of which a job ran out of time and has been answered for them: whoever started one should end it."""
@@ -369,6 +441,7 @@ class SubmitSide:
         self._queue = queue
         self.try_claim = queue.try_claim
         self.claim = queue.claim
+        self.runs = queue.runs
         # It is adaptive as its queue is.
         self.header = queue.header
         self.ring = queue.ring
@@ -390,6 +463,11 @@ class SubmitSide:
     def pop(self, timeout: float | None = None) -> bytes:
         """As `try_pop`, waiting for a job."""
         return self._pop(self.claim(timeout))
+
+    @property
+    def unknown_answered(self) -> int:
+        """How many jobs the queue's handle has answered itself, since nobody knew their closure ids."""
+        return self._queue.unknown_answered
 
     @staticmethod
     def _pop(claim: JobClaim) -> bytes:
@@ -543,7 +621,8 @@ def _create_pool(path: files.Path, cells: int, geometry: np.void, flags: int, mo
 def _complete(path: files.Path) -> None:
     """Make the files that the pool's creator has not made (yet, or because it died); others may do so at once."""
     directory = os.fsencode(path)
-    names = [f"{kind}-{n}" for n in range(PRIORITIES) for kind in ("back", "submit")] + ["arena", "table", "mail"]
+    names = [f"{kind}-{n}" for n in range(PRIORITIES) for kind in ("back", "submit")]
+    names += ["arena", "table", "mail", "map"]
     missing = [name for name in names if not os.path.exists(os.path.join(directory, name.encode()))]
     pool = os.path.join(directory, b"pool")
     if not os.path.exists(pool):
@@ -564,11 +643,13 @@ def _complete(path: files.Path) -> None:
     )
     *_, words_end, arena_size = QueueHandle._arena_sizes(limit)
     first_mailbox, _, mail_size = QueueHandle._mail_sizes(cells, participants)
+    map_capacity, map_stride, map_size = map_sizes(cells, participants)
     # kind, size, capacity, bytes of a cell, from where on the file is sparse
     plans: dict[str, tuple[Kind, int, int, int, int | None]] = {
         "arena": (Kind.ARENA, arena_size, limit, MIN_BLOCK_BYTES, words_end),
         "table": (Kind.TABLE, HeartbeatTable._sizes(participants)[2], participants, PARTICIPANT.itemsize, None),
         "mail": (Kind.MAIL, mail_size, participants, 8, first_mailbox),
+        "map": (Kind.MAP, map_size, map_capacity, map_stride, None),
     }
     references = (Kind.REFERENCES, QueueHandle._references_size(cells), cells, 8, None)
     for name in missing:
@@ -581,7 +662,10 @@ def _complete(path: files.Path) -> None:
                 size,
                 capacity=capacity,
                 cell_bytes=cell_bytes,
-                extra=int(header["created_ns"]),
+                payload_bytes=QUEUE_MAP_VALUE_BYTES if name == "map" else 0,
+                # a map says there how many participants it has room for; it belongs to the queue by its time of creation
+                extra=participants if name == "map" else int(header["created_ns"]),
+                created_ns=int(header["created_ns"]) if name == "map" else None,
                 mode=int(header["mode"]),
                 sparse_from=sparse_from,
                 durable=bool(int(header["flags"]) & FLAG_DISK),

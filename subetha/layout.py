@@ -220,14 +220,20 @@ MAP_LINES = np.dtype(
 
 POOL_LINES = np.dtype(
     {
-        "names": ["items", "space", "deadline", "boot"],
-        "formats": ["<u4", "<u4", "<u8", "<u8"],
-        "offsets": [0, HOT_LINE, 2 * HOT_LINE, 3 * HOT_LINE],
+        "names": ["items", "space", "deadline", "boot", "due"],
+        "formats": ["<u4", "<u4", "<u8", "<u8", "<u8"],
+        "offsets": [0, HOT_LINE, 2 * HOT_LINE, 3 * HOT_LINE, 3 * HOT_LINE + 8],
         "itemsize": 4 * HOT_LINE,
     }
 )
 """Waiters for jobs and for room; `deadline` is when a running job may be out of time (monotonic ns), 0: none is known;
-`boot` names the boot of the machine that the queue was brought up in (`reboot.py`)."""
+`boot` names the boot of the machine that the queue was brought up in (`reboot.py`); `due` is when the first parked job is due
+(realtime ns, even; 0: none is known; LOOKING: somebody is finding that out), and bit 0: one is parked that nobody knew."""
+
+LOOKING = 2
+"""In the place of a time in `POOL_LINES["due"]`: somebody is looking through the parked cells."""
+UNKNOWN_BIT = 1
+"""In `POOL_LINES["due"]`: a job is parked since whoever claimed it did not know its closure id."""
 
 QUEUE_GEOMETRY = np.dtype(
     [
@@ -279,13 +285,15 @@ JOB_CELL = np.dtype(
         ("job_crc32", "<u4"),
         ("result_crc32", "<u4"),
         ("charged", "<u4"),
-        ("reserved2", "<u8"),
+        ("unknown_ns", "<u8"),
         ("causes", CAUSE, (CAUSES,)),
     ]
 )
 """Header of a cell of a queue; the job area and the result area follow.
 
-`charged` is 2 * version + 1 (low 32 bits) of the claim whose start counted as an attempt.
+`charged` is 2 * version + 1 (low 32 bits) of the claim whose start counted as an attempt. `due_ns` is when a parked job is due
+(realtime ns); 0: it is parked since somebody did not know its closure id, and `unknown_ns` (monotonic, bit 0 apart) is since when
+nobody does, or, where bit 0 is set, when somebody may have.
 """
 
 TABLE_LINES = np.dtype(
@@ -334,6 +342,15 @@ VERSION_MASK = (1 << 44) - 1
 def map_reserve(capacity: int) -> int:
     """How many cells a map has beside those for its keys: whoever writes needs one for a moment."""
     return max(4, min(16, capacity // 8))
+
+
+QUEUE_MAP_VALUE_BYTES = 56
+"""Longest value in the map of a queue."""
+
+
+def map_capacity(cells: int, participants: int) -> int:
+    """How many keys the map of a queue has room for."""
+    return min(2 * cells + 8 * participants, MAX_MAP_CAPACITY)
 
 
 def reserve_of(cells: int) -> int:

@@ -50,10 +50,12 @@ class PassRegistry:
     unregister or execute.
     """
 
-    __slots__ = ("_changing", "_handlers")
+    __slots__ = ("_changing", "_handlers", "changes")
 
     def __init__(self) -> None:
         self._handlers: dict[int, Handler] = {}
+        self.changes = 0
+        """Counts up whenever the set of closure ids with a handler becomes another one."""
         # Lookups need no lock; it only makes "replace and say what was replaced" one step among writers.
         self._changing = threading.Lock()
 
@@ -104,6 +106,7 @@ class PassRegistry:
         with self._changing:
             replaced = self._handlers.get(closure_id)
             self._handlers[closure_id] = handler
+            self.changes += replaced is None
         return replaced
 
     def unregister(self, closure_id: int) -> Handler | None:
@@ -113,11 +116,18 @@ class PassRegistry:
         """
         closure_id = _checked_id(closure_id)
         with self._changing:
-            return self._handlers.pop(closure_id, None)
+            removed = self._handlers.pop(closure_id, None)
+            self.changes += removed is not None
+        return removed
 
     def is_registered(self, closure_id: int) -> bool:
         """Whether a handler is registered under `closure_id`."""
         return _checked_id(closure_id) in self._handlers
+
+    def closure_ids(self) -> frozenset[int]:
+        """Return the closure ids with a handler."""
+        with self._changing:
+            return frozenset(self._handlers)
 
     def registered_count(self) -> int:
         """Return the number of closure ids with a handler."""

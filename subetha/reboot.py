@@ -9,6 +9,8 @@ they were last synced. What the cells say is taken; everything else is made agai
     DONE                           freed: it has run, and its client is gone
     WRITING, COLLECTED, FENCED, OVERDUE    freed
 
+Who ran which closure ids (`map`) is forgotten: all of them are gone. How long nobody has known a parked job counts from here.
+
 In a durable queue a job whose CRC-32 is wrong is quarantined. A job's id does not come again, since a durable queue has each
 incarnation on the disk before its first job.
 
@@ -36,6 +38,7 @@ from subetha.layout import (
     FLAG_DISK,
     JOB_CELL,
     LINES_OFFSET,
+    LOOKING,
     MIN_BLOCK_BYTES,
     PARTICIPANT,
     POOL_LINES,
@@ -43,6 +46,7 @@ from subetha.layout import (
     RING_LINES,
     STATE_SHIFT,
     TABLE_LINES,
+    UNKNOWN_BIT,
     VERSION_SHIFT,
     CellState,
     Kind,
@@ -51,6 +55,7 @@ from subetha.layout import (
     cell_word,
     job_crc32,
 )
+from subetha.routing import check_map, map_sizes
 
 WAIT_S = 60
 """How long others wait for the one that is at it."""
@@ -159,6 +164,11 @@ class _Queue:
         self.table, self.table_fd = self._part("table", Kind.TABLE, self.lock_base)
         self.first_mailbox, _, size = QueueHandle._mail_sizes(self.count, self.participants)
         self.mail, self.mail_fd = self._part("mail", Kind.MAIL, size)
+        check_map(self.directory, self.created_ns)
+        path = os.path.join(self.directory, b"map")
+        self.map, _, fd = files.open_mapped(path, Kind.MAP)
+        self.fds.append(fd)
+        files.check_size(path, map_sizes(self.count, self.participants)[2], len(self.map))
 
     def _part(self, name: str, kind: Kind, size: int) -> tuple[files.Bytes, int]:
         path = os.path.join(self.directory, name.encode())
@@ -192,8 +202,11 @@ class _Queue:
         self._empty(self.mail, self.mail_fd, self.first_mailbox, len(self.mail))
         self.mail[LINES_OFFSET : self.first_mailbox] = 0
         self._free_records()
-        self.pool[LINES_OFFSET : LINES_OFFSET + POOL_LINES.itemsize].view(POOL_LINES)["deadline"] = 0
+        self.map[LINES_OFFSET:] = 0
+        lines = self.pool[LINES_OFFSET : LINES_OFFSET + POOL_LINES.itemsize].view(POOL_LINES)
+        lines["deadline"] = 0
         waiting = [job for job in map(self._settle, self._find_jobs()) if job is not None]
+        lines["due"] = self._find_due()
         self._free_blocks()
         self._publish(waiting)
         for fd in self.fds:
@@ -229,9 +242,15 @@ class _Queue:
                 new = CellState.DEAD
         if state != new:
             version += 1
-        cell["result_length"] = cell["result_block"] = cell["deadline_ns"] = 0
+        cell["result_length"] = cell["result_block"] = cell["deadline_ns"] = cell["unknown_ns"] = 0
         cell["word"] = cell_word(version, new, 0)
         return index if new in (CellState.READY, CellState.RETRY) else None
+
+    def _find_due(self) -> int:
+        """When the first parked job is due, and whether there is one that nobody knew."""
+        dues = [int(self._cell(index)["due_ns"][0]) for index in self._find_kept(CellState.PARKED)]
+        first = min((max(due & ~UNKNOWN_BIT, LOOKING + 2) for due in dues if due), default=0)
+        return first | (UNKNOWN_BIT if 0 in dues else 0)
 
     def _is_whole(self, index: int) -> bool:
         """Are the job's bytes those that were handed in? Without a CRC-32 only their place is known to be one."""
@@ -300,9 +319,11 @@ class _Queue:
                 self._empty(self.arena, self.arena_fd, data + start * size, data + index * size)
                 start = index + 1
 
-    def _find_kept(self) -> list[int]:
+    def _find_kept(self, *chosen: CellState) -> list[int]:
+        """Find the cells whose job may still be run, or those in `chosen` states."""
         states = (self.cells[:, :8].copy().view(np.uint64)[:, 0] >> np.uint64(STATE_SHIFT)) & np.uint64(0xF)
-        found: list[int] = np.flatnonzero((states != CellState.FREE) & (states != CellState.QUARANTINED)).tolist()
+        kept = np.isin(states, chosen) if chosen else (states != CellState.FREE) & (states != CellState.QUARANTINED)
+        found: list[int] = np.flatnonzero(kept).tolist()
         return found
 
     def _free_records(self) -> None:

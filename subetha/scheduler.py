@@ -10,10 +10,10 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, suppress
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 from subetha._core import HeartbeatTable, Pass, SharedDeque, SharedRing, SubmittedResult
 from subetha.dispatcher import MmfDispatcher, MmfFamily, MmfWorkloadShape
@@ -22,6 +22,7 @@ from subetha.errors import (
     Empty,
     ExecutionError,
     Full,
+    MapFull,
     PayloadTooLarge,
     ResultTooLarge,
     SchedError,
@@ -87,6 +88,18 @@ class InFlightTable(Protocol):
         """Count a job as completed."""
 
 
+@runtime_checkable
+class Router(Protocol):
+    """A source that leaves what its worker does not run to others; a queue's submit side does it."""
+
+    @property
+    def unknown_answered(self) -> int:
+        """How many passes it has answered itself, since nobody runs them."""
+
+    def runs(self, closure_ids: Iterable[int] | None, /) -> object:
+        """Claim only passes with these closure ids, and let others know of it."""
+
+
 class WorkerLoop:
     """Claims passes, runs them and replies, until it is told to stop.
 
@@ -109,6 +122,10 @@ class WorkerLoop:
         The slot in `table` of this loop; given exactly if `table` is.
     between : callable, optional
         Called after each message, before the next one is claimed.
+    routes : bool
+        Claim only passes that have a handler in `registry`, and tell so: `source` is a queue's submit side. A pass without a
+        handler is then left to other workers, and answered with UnknownClosureId where none has registered one for long.
+        Otherwise it is answered so at once. Handlers that are registered later count from the next claim on.
     clock, sleep : callable
         The time in seconds and a sleep, for what has to be polled.
 
@@ -143,10 +160,14 @@ class WorkerLoop:
         "_clock",
         "_execute",
         "_limit",
+        "_registry",
+        "_router",
         "_sleep",
         "_slot",
         "_stopping",
         "_table",
+        "_told",
+        "_unknown",
         "claim",
         "completed",
         "failed",
@@ -163,6 +184,7 @@ class WorkerLoop:
         table: InFlightTable | None = None,
         slot: int | None = None,
         between: Callable[[], object] | None = None,
+        routes: bool = False,
         clock: Clock = time.monotonic,
         sleep: Sleep = time.sleep,
     ) -> None:
@@ -173,8 +195,17 @@ class WorkerLoop:
             )
         if (table is None) != (slot is None):
             raise ValueError(f"table and slot go together; found table={table!r} and slot={slot!r}")
+        if routes and not isinstance(source, Router):
+            raise UnsupportedTransportFamily(
+                f"a {type(source).__name__} cannot leave passes to other workers; route over a queue's submit side"
+            )
         self._claim = blocking_claim(source, clock=clock, sleep=sleep)
-        self._execute = (default_registry if registry is None else registry).execute
+        self._registry = default_registry if registry is None else registry
+        self._execute = self._registry.execute
+        self._router = source if routes and isinstance(source, Router) else None
+        # Of the registry's changes, and of the passes that the source has answered itself: how many were seen.
+        self._told = -1
+        self._unknown = 0 if self._router is None else self._router.unknown_answered
         self._limit = reply_limit(source)
         self._table = table
         self._slot = -1 if slot is None else slot
@@ -214,12 +245,11 @@ class WorkerLoop:
             What the transport or the table raised: the source was closed without `stop` (ValueError), the disk failed
             (OSError). A claim in hand was released before.
         """
-        claim_next = self._claim
         serve = self._serve
         failures = 0
         while not self._stopping:
             try:
-                claim = claim_next(STOP_CHECK_S)
+                claim = self._claim_next(STOP_CHECK_S)
             except Empty:
                 failures = 0
                 continue
@@ -253,7 +283,7 @@ class WorkerLoop:
         if self._stopping or self._bit + 1 >= DEEPEST:
             return False
         try:
-            claim = self._claim(0)
+            claim = self._claim_next(0)
         except Empty:
             return False
         self._bit += 1
@@ -262,6 +292,27 @@ class WorkerLoop:
         finally:
             self._bit -= 1
         return True
+
+    def _claim_next(self, timeout: float) -> Claim:
+        if self._router is not None:
+            self._route(self._router)
+        return self._claim(timeout)
+
+    def _route(self, router: Router) -> None:
+        """Tell of the handlers that there are now; count what was answered since none has one."""
+        changes = self._registry.changes
+        if changes != self._told:
+            # Where no room is left to tell of all, they are run here all the same.
+            with suppress(MapFull):
+                router.runs(self._registry.closure_ids())
+            self._told = changes
+        answered = router.unknown_answered
+        for _ in range(answered - self._unknown):
+            self.completed += 1
+            self.failed += 1
+            if self._table is not None:
+                self._table.add_completed(self._slot)
+        self._unknown = answered
 
     def _serve(self, claim: Claim) -> None:
         table = self._table

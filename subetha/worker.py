@@ -237,7 +237,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return EXIT_INITIALIZER_FAILED
         queue = JobQueue.open(options.queue, role=Role.WORKER)
         recycling = _Recycling(options.max_jobs, options.max_bytes)
-        loop = recycling.loop = WorkerLoop(queue.submit_side, table=queue.heartbeat, slot=queue.slot, between=recycling)
+        loop = recycling.loop = WorkerLoop(
+            queue.submit_side, table=queue.heartbeat, slot=queue.slot, routes=True, between=recycling
+        )
         if options.supervisor_pid is not None:
             end_with_parent(options.supervisor_pid)
     except BaseException:

@@ -20,7 +20,7 @@ import tempfile
 from collections import Counter
 
 from ptrace import Tracee, Watched, why_not
-from queue_calls import answer, arguments, copy_sparse, named
+from queue_calls import FAR, FAR_AHEAD_NS, answer, arguments, copy_sparse, named
 
 from subetha import files
 from subetha._core import decode_submit, encode_result
@@ -110,6 +110,12 @@ class Story:
             claim.reply(self.results[name])
         self.queue.recv(1)
         self.submit("I")
+        self.submit("J", due=FAR)
+        self.submit("K", LONG, due=FAR)
+        with self.ending("K"):
+            self.queue.cancel(self.ids["K"])
+        # it goes on waiting, whatever the disk has of that
+        self.claim()[1].park(FAR)
         self.claim()
 
 
@@ -196,6 +202,7 @@ def look(image, told):
             faults.append(f"quarantined: {queue.quarantined()}")
         for job in queue.quarantined():
             queue.drop_dead(job.job_id)
+        queue._clock_shift_ns = FAR_AHEAD_NS
         queue.submit(Pass(1, arguments("new")))
         found = Counter()
         while True:

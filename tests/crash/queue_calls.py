@@ -23,6 +23,9 @@ PLACES = 2 * CELLS
 VICTIM, FALLEN = "V", 1
 ONCE, NEVER, PERHAPS = {1}, {0}, {0, 1}
 PATIENCE_S = 20
+FAR = 4e9
+"""When parked jobs are due (s since 1970): after any run of this. Who is to take them has its clock set forward."""
+FAR_AHEAD_NS = 3 * 10**18
 OPTIONS = {"quota": QUOTA, "participants": 16, "arena_bytes": ARENA_BYTES}
 
 
@@ -141,6 +144,7 @@ class QueueStage:
 
     def before(self):
         self.queue = JobQueue.open(self.directory)
+        self.queue._clock_shift_ns = FAR_AHEAD_NS
         self.alive = {self.queue.slot}
         self.ids = {}
         self.seen, self.got = Counter(), Counter()
@@ -354,6 +358,20 @@ class Submit(QueueStage):
 
 
 class SubmitBlock(Submit):
+    length = LONG
+
+
+class SubmitDue(Submit):
+    """The victim collects what the survivor, whose clock is ahead, has run."""
+
+    def call(self):
+        return self.queue.submit(self.next_job, due=FAR, wait=0)
+
+    def look_at_trace(self):
+        assert self.count(CellState.PARKED) == 1
+
+
+class SubmitDueBlock(SubmitDue):
     length = LONG
 
 
@@ -686,6 +704,87 @@ class Release(Held):
         self.claim.release()
 
 
+class Park(Held):
+    def call(self):
+        self.claim.park(FAR)
+
+    def look_at_trace(self):
+        assert self.count(CellState.PARKED) == 1
+
+
+class ParkCharged(Held):
+    """In its last attempt: nobody takes it for one that has died."""
+
+    jobs = {"S0": (LONG, {"max_attempts": 1}), "S1": (40, {})}  # noqa: RUF012
+
+    def call(self):
+        self.claim.park(FAR, charged=True)
+
+    def look_at_answers(self):
+        assert self.who["S0"] == "S" or "WorkerDied" in self.who["S0"]
+
+
+class ParkUnknown(QueueStage):
+    """The victim claims a job that it does not run; what others run it has found out before."""
+
+    jobs = {}  # noqa: RUF012
+
+    def setup(self):
+        super().setup()
+        self.queue.unknown_after = 1e8
+        self.queue.runs({2})
+        first = self.hand_in(1)
+        self.call()
+        assert self.queue.cancel(first)
+        self.hand_in(0, LONG)
+
+    def call(self):
+        try:
+            self.queue.try_claim()
+        except Empty:
+            return
+        raise AssertionError("it claimed a job that it does not run")
+
+    def finish(self, value):
+        assert self.collect(1) == [self.name(0)]
+        return super().finish(value)
+
+    def expect(self, returned, value):
+        self.claims[self.name(0)] = ONCE
+
+    def look_at_trace(self):
+        assert self.count(CellState.PARKED) == 1
+
+
+class TakeParked(Claim):
+    jobs = {"S0": (LONG, {"due": FAR}), "S1": (40, {"due": FAR + 1})}  # noqa: RUF012
+
+    def setup(self):
+        super().setup()
+        self.queue._clock_shift_ns = FAR_AHEAD_NS
+
+    def look_at_trace(self):
+        assert self.count(CellState.TAKEN) == 1
+
+
+class CancelParked(QueueStage):
+    def setup(self):
+        super().setup()
+        self.job_id = self.hand_in(0, LONG, due=FAR)
+        self.hand_in(1)
+
+    def call(self):
+        return self.queue.cancel(self.job_id)
+
+    def finish(self, value):
+        assert sorted(self.collect(1 if value else 2))[-1] == self.name(1)
+        return super().finish(value)
+
+    def expect(self, returned, value):
+        self.claims[self.name(0)] = PERHAPS if not returned else NEVER if value else ONCE
+        self.claims[self.name(1)] = ONCE
+
+
 class ReleaseToFullRing(Held):
     """Only references to cancelled jobs, behind one put back, fill the ring `back`: that one goes round."""
 
@@ -889,6 +988,28 @@ class Rescue(QueueStage):
         self.settle()
 
 
+class RescueOfParked(Rescue):
+    """Others have died when they had parked a job or handed one in for later, and not said so; and over one that was due."""
+
+    jobs = {"S0": (LONG, {}), "S1": (40, {"due": FAR + 1}), "S2": (40, {})}  # noqa: RUF012
+    dies = (
+        ("Park", CellState.PARKED),
+        ("SubmitDue", CellState.PARKED),
+        ("TakeParked", None),
+    )
+
+    def after_fall(self, fallen, pid):
+        if isinstance(fallen, SubmitDue):
+            for n in range(2):
+                self.claims[fallen.name(n)] = PERHAPS
+
+    def expect(self, returned, value):
+        pass
+
+    def look_at_answers(self):
+        QueueStage.look_at_answers(self)
+
+
 class ReplyFirst(Held):
     def setup(self):
         super().setup()
@@ -927,6 +1048,8 @@ class RescueClients(Rescue):
 CALLS = {
     "submit": Submit,
     "submit_block": SubmitBlock,
+    "submit_due": SubmitDue,
+    "submit_due_block": SubmitDueBlock,
     "submit_to_full_arena": SubmitToFullArena,
     "submit_to_full_ring": SubmitToFullRing,
     "first_call": FirstCall,
@@ -940,6 +1063,11 @@ CALLS = {
     "ack": Ack,
     "release": Release,
     "release_to_full_ring": ReleaseToFullRing,
+    "park": Park,
+    "park_charged": ParkCharged,
+    "park_unknown": ParkUnknown,
+    "take_parked": TakeParked,
+    "cancel_parked": CancelParked,
     "recv": Recv,
     "recv_block": RecvBlock,
     "recv_letter": RecvLetter,
@@ -948,8 +1076,15 @@ CALLS = {
     "repair": Repair,
     "rescue": Rescue,
     "rescue_of_clients": RescueClients,
+    "rescue_of_parked": RescueOfParked,
     "retry_dead": RetryDead,
     "drop_dead": DropDead,
     "drop_dead_beside_another": DropDeadBesideAnother,
 }
-DYING = {kind.__name__: kind for kind in (HoldLast, SubmitOne, ReplyFirst, ReleaseFirst, SubmitBlock, Submit, Recv)}
+DYING = {
+    kind.__name__: kind
+    for kind in (
+        *(HoldLast, SubmitOne, ReplyFirst, ReleaseFirst, SubmitBlock, Submit, Recv),
+        *(Park, SubmitDue, TakeParked),
+    )
+}

@@ -9,7 +9,7 @@ import pytest
     "call",
     [
         *("submit", "submit_block", "submit_to_full_arena", "submit_to_full_ring", "recv", "recv_block", "recv_letter"),
-        *("cancel", "first_call", "first_call_among_the_dead"),
+        *("cancel", "first_call", "first_call_among_the_dead", "submit_due", "submit_due_block", "cancel_parked"),
     ],
 )
 def test_a_client_killed_at_any_instruction_loses_no_job(campaign, call):
@@ -20,6 +20,7 @@ def test_a_client_killed_at_any_instruction_loses_no_job(campaign, call):
     "call",
     [
         *("claim", "claim_and_start", "start_last", "reply", "reply_block", "ack", "release", "release_to_full_ring"),
+        *("park", "park_charged", "park_unknown", "take_parked"),
     ],
 )
 def test_a_worker_killed_at_any_instruction_loses_no_job_and_doubles_no_result(campaign, call):
@@ -30,12 +31,12 @@ def test_a_handle_killed_while_it_closes_leaves_its_claims_to_others(campaign):
     campaign.kill("queue", "close")
 
 
-@pytest.mark.parametrize("call", ["rescue", "rescue_of_clients", "repair"])
+@pytest.mark.parametrize("call", ["rescue", "rescue_of_clients", "rescue_of_parked", "repair"])
 def test_a_rescuer_killed_at_any_instruction_is_rescued_itself(campaign, call):
     campaign.kill("queue", call)
 
 
-@pytest.mark.parametrize("call", ["rescue", "rescue_of_clients", "repair"])
+@pytest.mark.parametrize("call", ["rescue", "rescue_of_clients", "rescue_of_parked", "repair"])
 def test_a_rescuer_stopped_at_any_instruction_does_no_harm_when_it_goes_on(campaign, call):
     campaign.kill_beside_a_stopped_one("queue", call)
 

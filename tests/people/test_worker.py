@@ -399,6 +399,28 @@ def test_a_worker_that_was_due_to_be_replaced_when_the_pool_was_stopped_has_drai
     assert said == []
 
 
+def test_jobs_go_to_the_workers_that_have_their_handlers_also_those_registered_later(
+    modules: Path, queue: JobQueue, make_pool: Callable[..., WorkerPool]
+) -> None:
+    (modules / "learns.py").write_text(
+        "from subetha.pass_registry import register\n"
+        "@register(50)\n"
+        "def learn(_args):\n"
+        "    register(51, bytes.upper)\n"
+        "    return b'learnt'\n"
+    )
+    one, other = make_pool("handlers"), make_pool("learns")
+    one.start()
+    other.start()
+    waits = queue.submit(Pass(51, b"taught"))
+    for _ in range(20):
+        assert run_job(queue, PID) == str(one.pids[0]).encode()
+    assert run_job(queue, 50) == b"learnt"
+    result = queue.recv(timeout=60)
+    assert (result.token, result.result) == (waits, b"TAUGHT")
+    assert queue.stats().states == {"FREE": queue.cells_total}
+
+
 def test_a_pool_needs_a_module_and_a_process(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no module given"):
         WorkerPool([], tmp_path, 1)

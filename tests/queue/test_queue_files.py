@@ -14,7 +14,7 @@ from subetha.jobqueue import JobQueue
 from subetha.pass_registry import Pass
 
 WAIT_S = 30
-PARTS = ["arena", "back-0", "back-1", "back-2", "mail", "pool", "submit-0", "submit-1", "submit-2", "table"]
+PARTS = ["arena", "back-0", "back-1", "back-2", "mail", "map", "pool", "submit-0", "submit-1", "submit-2", "table"]
 SMALL = {"participants": 16, "arena_bytes": 2**20}
 
 
@@ -346,7 +346,7 @@ def test_a_creator_killed_at_any_moment_leaves_nothing_that_stops_the_next(path,
             queue.claim(0).reply(encode_result(0, b"r" * 500))
             assert queue.recv(0).result == b"r" * 500
             queue.close()
-            assert len(os.listdir(path)) == 10, os.listdir(path)
+            assert len(os.listdir(path)) == 11, os.listdir(path)
         """,
         path,
     )

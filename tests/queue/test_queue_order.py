@@ -4,6 +4,7 @@ import collections
 import itertools
 import os
 import tempfile
+import time
 
 import numpy as np
 import pytest
@@ -301,6 +302,10 @@ class QueueAgainstModel(RuleBasedStateMachine):
         self.counter = itertools.count()
         self.back = [collections.deque() for _ in range(PRIORITIES)]
         self.submitted = [collections.deque() for _ in range(PRIORITIES)]
+        self.parked = {}
+        self.now = 0
+        self.start = time.time() + 10_000
+        self.set_clock()
         self.jobs = {}
         self.claims = {}
         self.results = collections.deque()
@@ -313,11 +318,23 @@ class QueueAgainstModel(RuleBasedStateMachine):
 
     @property
     def held(self):
-        return sum(map(len, (*self.back, *self.submitted))) + len(self.claims) + len(self.results)
+        return sum(map(len, (*self.back, *self.submitted, self.parked))) + len(self.claims) + len(self.results)
 
     @property
     def waiting(self):
         return [job_id for level in zip(self.back, self.submitted, strict=True) for ring in level for job_id in ring]
+
+    def moment(self, ahead):
+        return self.start + 1000 * (self.now + ahead)
+
+    def set_clock(self):
+        # half-way between two moments, so that none comes while the test takes its time
+        self.worker._clock_shift_ns = int((self.moment(0.5) - time.time()) * 1e9)
+
+    def first_due(self):
+        """Those of the due jobs that may come first, by priority and time."""
+        due = {job_id: (self.jobs[job_id][0], when) for job_id, when in self.parked.items() if when <= self.now}
+        return [job_id for job_id, key in due.items() if key == min(due.values())]
 
     @initialize(version=st.sampled_from([0, 2**44 - 3, 2**30 - 3]))
     def start_at(self, version):
@@ -340,15 +357,45 @@ class QueueAgainstModel(RuleBasedStateMachine):
         self.jobs[job_id] = (priority, args)
         self.submitted[priority].append(job_id)
 
+    @rule(priority=st.integers(0, PRIORITIES - 1), length=st.sampled_from([0, 5000]), ahead=st.integers(1, 5))
+    def submit_for_later(self, priority, length, ahead):
+        args = b"%d:" % next(self.counter) + bytes(length)
+        due = self.moment(ahead)
+        if self.held >= self.QUOTA:
+            with pytest.raises(Full):
+                self.client.submit(Pass(1, args), priority=priority, due=due, wait=0)
+            return
+        job_id = self.client.submit(Pass(1, args), priority=priority, due=due, wait=0)
+        self.jobs[job_id] = (priority, args)
+        self.parked[job_id] = self.now + ahead
+
+    @rule(ahead=st.integers(1, 4))
+    def time_passes(self, ahead):
+        self.now += ahead
+        self.set_clock()
+
+    @precondition(lambda self: self.claims)
+    @rule(data=st.data(), ahead=st.integers(-2, 4), started=st.booleans())
+    def park(self, data, ahead, started):
+        job_id = data.draw(st.sampled_from(sorted(self.claims)))
+        claim = self.claims.pop(job_id)
+        if started:
+            claim.started()
+        claim.park(self.moment(ahead))
+        self.parked[job_id] = self.now + ahead
+
     @rule()
     def claim(self):
-        if not self.waiting:
+        # due ones and others take turns, and a look at the parked cells may come a little later where others wait
+        allowed = [*self.waiting[:1], *self.first_due()]
+        if not allowed:
             with pytest.raises(Empty):
                 self.worker.try_claim()
             return
-        expected = self.waiting[0]
         claim = self.worker.try_claim()
-        assert claim.job_id == expected
+        expected = claim.job_id
+        assert expected in allowed
+        self.parked.pop(expected, None)
         assert decode_submit(claim.payload)[1].args == self.jobs[expected][1]
         for ring in (*self.back, *self.submitted):
             if expected in ring:
@@ -383,8 +430,9 @@ class QueueAgainstModel(RuleBasedStateMachine):
     @rule(data=st.data())
     def cancel(self, data):
         job_id = data.draw(st.sampled_from(sorted(self.jobs)))
-        waits = job_id in self.waiting
+        waits = job_id in self.waiting or job_id in self.parked
         assert self.client.cancel(job_id) is waits
+        self.parked.pop(job_id, None)
         for ring in (*self.back, *self.submitted):
             if job_id in ring:
                 ring.remove(job_id)
@@ -402,7 +450,8 @@ class QueueAgainstModel(RuleBasedStateMachine):
     def the_cells_agree(self):
         stats = self.client.stats()
         assert stats.free == self.CELLS - self.held
-        assert (stats.waiting, stats.running, stats.done) == (len(self.waiting), len(self.claims), len(self.results))
+        found = (stats.waiting, stats.parked, stats.running, stats.done)
+        assert found == (len(self.waiting), len(self.parked), len(self.claims), len(self.results))
 
 
 TestQueueAgainstModel = QueueAgainstModel.TestCase

@@ -24,6 +24,7 @@ from subetha._layout cimport *
 from subetha._map cimport *
 from subetha._mapvalues cimport *
 from subetha._observation cimport *
+from subetha._park cimport *
 from subetha._process cimport *
 from subetha._queue cimport *
 from subetha._recovery cimport *

@@ -16,10 +16,12 @@ cdef enum:
     Q_REPAIRED
     Q_FENCED
     Q_LETTERS       # retried or dropped
+    Q_PARKED
     QUEUE_COUNTS
 
 QUEUE_NAMES = (
-    "submitted answered told cancelled dropped finished released refused blocks no_block died rescued repaired fenced letters"
+    "submitted answered told cancelled dropped finished released refused blocks no_block died rescued repaired fenced letters "
+    "parked"
 ).split()
 
 cdef enum:
@@ -201,7 +203,8 @@ cdef class QueueWorld(World):
         if frame.data_length + JOB_HEADER > q.job_bytes:
             self.count(Q_BLOCKS)
         return queue_submit(
-            q, &frame, job_id, <uint32_t> (next_random(random) % LEVELS), 1 + (how >> 9 & 1), SOON_NS if how & 0x60 == 0x20 else 0
+            q, &frame, job_id, <uint32_t> (next_random(random) % LEVELS), 1 + (how >> 9 & 1), SOON_NS if how & 0x60 == 0x20 else 0,
+            due_now(q) + how % SOON_NS if how & 0x1C00 == 0x400 else 0
         )
 
     cdef void submit_one(self, Queue *q, Client *client, uint64_t *random) noexcept nogil:
@@ -387,7 +390,14 @@ cdef class QueueWorld(World):
             self.mend(q)
 
     cdef bint claim(self, Queue *q, Ref *ref) noexcept nogil:
-        cdef Code code = queue_take(q, ref)
+        """As take of _queue.pxi, with a new look each time."""
+        cdef Look look
+        cdef Code code
+        look.shown.count = look.strangers.count = look.next = 0
+        look.next_ns = 0
+        look.rings_turn = False
+        look.knows_all = True
+        code = queue_take_any(q, &look, ref)
         if code == CORRUPT:
             self.mend(q)
         return code == OK
@@ -407,6 +417,14 @@ cdef class QueueWorld(World):
             elif code != OK:
                 self.mend(q)
             self.count(Q_RELEASED)
+            return True
+        if next_random(random) & 15 == 1:
+            # now and then as one that does not know it
+            if queue_park(
+                q, ref.cell, ref.word, due_now(q) + next_random(random) % SOON_NS if next_random(random) & 3 else 0, False
+            ) == LOST:
+                claim_lost(q, ref.cell, ref.word)
+            self.count(Q_PARKED)
             return True
         if not self.still_held(q, &ref):
             return True

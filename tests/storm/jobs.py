@@ -81,6 +81,7 @@ def result_of(number):
 
 def options_of(number):
     return {
+        "due": time.time() + 0.03 * (number % 4) if number % 7 == 3 else None,
         "priority": number % 3,
         "max_attempts": FEW_ATTEMPTS if number % 5 == 4 else EVERY_ATTEMPT,
         "timeout": TIMEOUT_S if kind_of(number) == LATE else None,
@@ -151,12 +152,45 @@ def register_jobs(runs, seconds=0.004):
         register(kind, handler)
 
 
+class ParkingSide:
+    """A queue's submit side that puts some of what it claims back for a little later."""
+
+    claims_reply = True
+    payload_bytes = None
+
+    def __init__(self, side):
+        self.side, self.runs = side, side.runs
+        self.dice = random.Random()
+
+    @property
+    def unknown_answered(self):
+        return self.side.unknown_answered
+
+    def try_push(self, payload):
+        return self.side.try_push(payload)
+
+    def try_pop(self):
+        return self.side.try_pop()
+
+    def try_claim(self):
+        return self.claim(0)
+
+    def claim(self, timeout=None):
+        claim = self.side.claim(timeout)
+        if self.dice.random() < 0.1:
+            if self.dice.random() < 0.5:
+                claim.started()
+            claim.park(time.time() + self.dice.choice([0.0, 0.01, 0.1]), charged=claim.max_attempts > FEW_ATTEMPTS)
+            raise Empty("parked")
+        return claim
+
+
 def work(path, runs, seconds=0.004):
     """The life of a worker: the one worker loop over a queue directory."""
     register_jobs(runs, seconds)
-    queue = JobQueue.open(path, role=Role.WORKER)
+    queue = JobQueue.open(path, role=Role.WORKER, unknown_after=60)
     try:
-        WorkerLoop(queue.submit_side, table=queue.heartbeat, slot=queue.slot).run()
+        WorkerLoop(ParkingSide(queue.submit_side), table=queue.heartbeat, slot=queue.slot, routes=True).run()
     except HeartbeatError as error:
         # whoever started it starts another one
         if "ran out of time" not in str(error):

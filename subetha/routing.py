@@ -1,0 +1,106 @@
+"""Who runs which closure ids: what the live participants of a queue have said, in the queue's file `map`.
+
+A key says "this incarnation of this participant runs this closure id"; it counts as long as that one lives. Whoever meets a key of
+one that has gone removes it. The first byte of a key tells what it is for.
+"""
+
+import os
+import struct
+from collections.abc import Callable, Iterable
+
+from subetha import files
+from subetha._core import SharedHashMap
+from subetha.errors import LayoutMismatch
+from subetha.layout import QUEUE_MAP_VALUE_BYTES, Kind, map_capacity
+
+_RUNS = b"R"
+_KEY = struct.Struct("<cIHQ")
+"""What it is for, closure id, number, incarnation."""
+
+
+def map_sizes(cells: int, participants: int) -> tuple[int, int, int]:
+    """Capacity of a queue's map, bytes from one of its cells to the next, and size of the file."""
+    capacity = map_capacity(cells, participants)
+    stride, size = SharedHashMap._sizes(capacity, QUEUE_MAP_VALUE_BYTES, participants)
+    return capacity, stride, size
+
+
+def check_map(directory: bytes, created_ns: int) -> None:
+    """Raise LayoutMismatch where the map is not of the queue whose pool was made at `created_ns`."""
+    path = os.path.join(directory, b"map")
+    contents, header, fd = files.open_mapped(path, Kind.MAP, readonly=True)
+    del contents
+    os.close(fd)
+    if int(header["created_ns"]) != created_ns:
+        raise LayoutMismatch(
+            f"{os.fsdecode(path)}: expected the map of the queue made at {created_ns} ns, found that of one made at "
+            f"{header['created_ns']} ns; put the right file back, or make a new queue"
+        )
+
+
+class Registrations:
+    """What one handle of a queue has said that it runs, and what all have.
+
+    Parameters
+    ----------
+    directory : bytes
+        The queue's.
+    created_ns : int
+        When its pool was made.
+    is_alive : callable
+        Does the participant with this number and incarnation live?
+    """
+
+    def __init__(self, directory: bytes, created_ns: int, is_alive: Callable[[int, int], bool]) -> None:
+        check_map(directory, created_ns)
+        self._map = SharedHashMap.open(os.path.join(directory, b"map"))
+        self._is_alive = is_alive
+        self._identity = (0, 0)
+        self._said: set[int] = set()
+
+    def say(self, identity: tuple[int, int], closure_ids: Iterable[int]) -> None:
+        """Let the keys of this handle be those of `closure_ids`, under its number and incarnation.
+
+        Raises
+        ------
+        MapFull
+            There is no room for another one; the others are there.
+        """
+        if identity != self._identity:
+            # the keys of the number that it had before are a parent's, or go with whoever meets them
+            self._identity, self._said = identity, set()
+        wanted = set(closure_ids)
+        for closure_id in self._said - wanted:
+            self._map.pop(self._key(closure_id), b"")
+            self._said.discard(closure_id)
+        for closure_id in sorted(wanted - self._said):
+            self._map[self._key(closure_id)] = b""
+            self._said.add(closure_id)
+
+    def take_back(self) -> None:
+        """Remove the keys of this handle."""
+        self.say(self._identity, ())
+
+    def _key(self, closure_id: int) -> bytes:
+        return _KEY.pack(_RUNS, closure_id, *self._identity)
+
+    def live_ids(self) -> set[int]:
+        """Find the closure ids that any live participant runs; the keys of others are removed."""
+        found: set[int] = set()
+        lives: dict[tuple[int, int], bool] = {}
+        for key in self._map:
+            if len(key) != _KEY.size or key[:1] != _RUNS:
+                continue
+            _, closure_id, number, incarnation = _KEY.unpack(key)
+            who = (number, incarnation)
+            if who not in lives:
+                lives[who] = self._is_alive(number, incarnation)
+            if lives[who]:
+                found.add(closure_id)
+            else:
+                self._map.pop(key, b"")
+        return found
+
+    def close(self) -> None:
+        """Close the map."""
+        self._map.close()
