@@ -114,14 +114,16 @@ ctypedef struct JobCell:
     uint16_t attempts
     uint16_t max_attempts
     uint8_t priority
-    uint8_t reserved[3]
-    uint64_t timeout_ns
+    uint8_t doublings
+    uint8_t reserved[2]
+    uint32_t timeout_ms
+    uint32_t keep_s
     uint64_t submitted_ns
     uint64_t started_ns
     uint64_t due_ns
     uint64_t deadline_ns
     uint64_t progress
-    uint32_t cancel
+    uint32_t backoff_ms
     uint32_t job_crc32
     uint32_t result_crc32
     uint32_t charged

@@ -49,7 +49,9 @@ from subetha._ring cimport Ref, Refs, refs_init, refs_pass, refs_peek, refs_publ
 
 cdef enum:
     LEVELS = 3      # priorities
+    MOST_DOUBLINGS = 31
     UNKNOWN_CAUSE = -2147483648
+    RAISED_CAUSE = -2147483647
     CAUSES = 4
     LOOK_MS = 20    # a look at the parked cells that takes longer may be one of the dead
     # states of which an image on the disk would let the job run, or be listed, again
@@ -88,6 +90,15 @@ ctypedef struct Queue:
     int64_t wakes_at        # private: when a claim that waits has to look again (monotonic ns); not, where that has passed
     int64_t unknown_look_ns     # private: when to look next (monotonic) for jobs that others did not know
     int64_t looking_ns      # private: since when (monotonic) somebody seems to be looking at the parked cells; 0: nobody
+
+ctypedef struct JobOptions:
+    uint64_t due_ns         # when it may run (realtime); 0: at once
+    uint32_t timeout_ms     # 0: none
+    uint32_t keep_s
+    uint32_t backoff_ms
+    uint16_t max_attempts
+    uint8_t priority
+    uint8_t doublings       # of the backoff
 
 ctypedef struct Frame:
     # headers made beforehand (the second one for a block: "the data is all that follows"), and the data
@@ -195,8 +206,8 @@ cdef inline void job_start(Queue *q, JobCell *cell, uint64_t word) noexcept nogi
         store_relaxed_u16(&cell.attempts, attempts + 1)
         store_relaxed_u64(&cell.started_ns, now)
         store_relaxed_u64(&cell.progress, 0)
-        if cell.timeout_ns:
-            deadline = <uint64_t> monotonic_ns() + cell.timeout_ns
+        if cell.timeout_ms:
+            deadline = <uint64_t> monotonic_ns() + <uint64_t> cell.timeout_ms * 1000000
         store_relaxed_u64(&cell.deadline_ns, deadline)
         # J1: pairs with J2
         store_release_u32(&cell.charged, job_charge(word))
@@ -369,10 +380,7 @@ cdef inline Code queue_submit_parked(Queue *q, uint64_t index, uint64_t word, ui
     return OK
 
 
-cdef inline Code queue_submit(
-    Queue *q, Frame *frame, uint64_t job_id, uint32_t level, uint32_t max_attempts, uint64_t timeout_ns, uint64_t due_ns
-) noexcept nogil:
-    """`due_ns`: when it may run (realtime); 0: at once."""
+cdef inline Code queue_submit(Queue *q, Frame *frame, uint64_t job_id, JobOptions *options) noexcept nogil:
     cdef uint64_t index, word, block
     cdef JobCell *cell
     cdef Code code = cells_acquire(&q.cells, q.reserve, &q.hint, q.owner, &index, &word)
@@ -393,22 +401,24 @@ cdef inline Code queue_submit(
     store_relaxed_u64(&cell.job_block, block)
     store_relaxed_u32(&cell.job_crc32, frame.crc32)
     store_relaxed_u16(&cell.attempts, 0)
-    store_relaxed_u16(&cell.max_attempts, <uint16_t> max_attempts)
-    store_relaxed_u8(&cell.priority, <uint8_t> level)
-    store_relaxed_u64(&cell.timeout_ns, timeout_ns)
+    store_relaxed_u16(&cell.max_attempts, options.max_attempts)
+    store_relaxed_u8(&cell.priority, options.priority)
+    store_relaxed_u8(&cell.doublings, options.doublings)
+    store_relaxed_u32(&cell.timeout_ms, options.timeout_ms)
+    store_relaxed_u32(&cell.keep_s, options.keep_s)
     store_relaxed_u64(&cell.submitted_ns, <uint64_t> realtime_ns())
     store_relaxed_u64(&cell.started_ns, 0)
-    store_relaxed_u64(&cell.due_ns, due_ns)
+    store_relaxed_u64(&cell.due_ns, options.due_ns)
     store_relaxed_u64(&cell.deadline_ns, 0)
     store_relaxed_u64(&cell.progress, 0)
-    store_relaxed_u32(&cell.cancel, 0)
+    store_relaxed_u32(&cell.backoff_ms, options.backoff_ms)
     store_relaxed_u32(&cell.charged, 0)
-    if due_ns:
-        return queue_submit_parked(q, index, word, due_ns)
+    if options.due_ns:
+        return queue_submit_parked(q, index, word, options.due_ns)
     cell_publish(&q.cells, index, word, READY)
     code = NOT_SYNCED
     if cell_synced(q, index):
-        code = queue_publish_job(q, index, word_version(word), level)
+        code = queue_publish_job(q, index, word_version(word), options.priority)
     if code != OK:
         # withdrawn; where that fails somebody has it already, so it was submitted
         if job_free_if(q, index, word_pack(word_version(word), READY, q.owner)):
@@ -553,6 +563,46 @@ cdef inline Code queue_park(Queue *q, uint64_t index, uint64_t word, uint64_t du
     due_put(q, due_ns, due_ns == 0, False)
     cell_synced(q, index)
     return OK
+
+
+cdef inline uint64_t job_backoff(JobCell *cell, uint64_t dice) noexcept nogil:
+    """For how long (ns) the job rests after its last attempt: from half of what its options say to all of it, by `dice`."""
+    cdef uint32_t doublings = load_relaxed_u8(&cell.doublings)
+    cdef uint32_t attempts = load_relaxed_u16(&cell.attempts)
+    cdef uint64_t longest = <uint64_t> load_relaxed_u32(&cell.backoff_ms) * 1000000
+    if attempts > 1:
+        longest <<= min(attempts - 1, min(doublings, <uint32_t> MOST_DOUBLINGS))
+    return longest // 2 + dice % (longest // 2 + 1)
+
+
+cdef inline uint64_t rested_at(Queue *q, JobCell *cell, uint64_t dice) noexcept nogil:
+    # later than when it was started, by which that it has rested is known
+    return max(due_now(q), load_relaxed_u64(&cell.started_ns)) + job_backoff(cell, dice) + 1
+
+
+cdef inline bint job_has_to_rest(JobCell *cell) noexcept nogil:
+    """Did it not rest since its last attempt? Its worker died, then; one that was to be tried again has been parked until then."""
+    return (
+        load_relaxed_u32(&cell.backoff_ms) != 0 and load_relaxed_u16(&cell.attempts) != 0
+        and load_relaxed_u64(&cell.due_ns) <= load_relaxed_u64(&cell.started_ns)
+    )
+
+
+cdef inline Code queue_rest(Queue *q, uint64_t index, uint64_t word, uint64_t dice) noexcept nogil:
+    """TAKEN(me) and not started -> PARKED(0), until its backoff has passed."""
+    # not from when its worker died, which nobody may have seen
+    return queue_park(q, index, word, rested_at(q, job_cell(q, index), dice), False)
+
+
+cdef inline Code queue_retry(Queue *q, uint64_t index, uint64_t word, uint64_t dice) noexcept nogil:
+    """TAKEN(me) -> PARKED(0), to be tried again after its backoff; no worker died of this attempt."""
+    cdef JobCell *cell = job_cell(q, index)
+    cdef uint64_t now = <uint64_t> realtime_ns()
+    if load_acquire_u64(cell_word(&q.cells, index)) != word:
+        return LOST
+    if load_relaxed_u32(&cell.charged) == job_charge(word):
+        cause_write(&cell.causes[(load_relaxed_u16(&cell.attempts) - 1) % CAUSES], now, q.pid, RAISED_CAUSE)
+    return queue_park(q, index, word, rested_at(q, cell, dice), True)
 
 
 cdef inline Code queue_put_back(Queue *q, uint64_t index, uint64_t word) noexcept nogil:

@@ -18,6 +18,7 @@ cdef str QUOTA_TEXT = (
 )
 
 cdef int64_t UNKNOWN_AFTER_NS = 10_000_000_000
+cdef double LONGEST_BACKOFF_S = 3600.0
 cdef double LATEST_S = 9e9      # as a time in seconds since 1970; ns of it fit 64 bits
 
 
@@ -39,6 +40,29 @@ cdef uint64_t due_ns_of(object due) except 0:
         raise ValueError(f"due: expected seconds from {-LATEST_S:g} to {LATEST_S:g}, found {due}")
     seconds = due
     return <uint64_t> (seconds * 1e9) if seconds > 1e-9 else 1
+
+
+cdef uint32_t milliseconds_of(str name, object seconds) except 0:
+    if not seconds > 0:
+        raise ValueError(f"{name}: expected None or seconds > 0, found {seconds}")
+    # nobody waits longer than that
+    return max(1, <uint32_t> min(<double> seconds * 1e3, 0xFFFFFFFF))
+
+
+cdef int put_backoff(JobOptions *options, object backoff) except -1:
+    cdef double factor
+    if isinstance(backoff, tuple) and len(backoff) != 2:
+        raise ValueError(f"backoff: expected seconds, or those of the first and of the longest one, found {backoff}")
+    first, longest = backoff if isinstance(backoff, tuple) else (backoff, max(backoff, LONGEST_BACKOFF_S))
+    options.backoff_ms = milliseconds_of("backoff", first)
+    if not longest >= first:
+        raise ValueError(f"backoff: expected the longest one not to be shorter than the first, found {backoff}")
+    factor = longest / first
+    options.doublings = 0
+    while factor >= 2 and options.doublings < MOST_DOUBLINGS:
+        factor /= 2
+        options.doublings += 1
+    return 0
 
 
 @cython.final
@@ -411,7 +435,10 @@ cdef class QueueHandle(Mapped):
         """Are a claimed job's bytes those that were handed in, as far as a durable queue can tell?"""
         cdef JobCell *cell = job_cell(&self.queue, index)
         return not self.queue.is_durable or cell.job_crc32 == layout.job_crc32(
-            (cell.job_id, length, cell.timeout_ns, cell.max_attempts, cell.priority),
+            (
+                cell.job_id, length, cell.timeout_ms, cell.keep_s, cell.backoff_ms, cell.max_attempts, cell.priority,
+                cell.doublings,
+            ),
             PyMemoryView_FromMemory(<char *> data, length, PyBUF_READ),
         )
 
@@ -649,8 +676,7 @@ cdef class QueueHandle(Mapped):
 
     @cython.final
     cdef uint64_t submit_frame(
-        self, uint32_t closure_id, const uint8_t *args, uint64_t length, uint32_t level, uint32_t max_attempts,
-        uint64_t timeout_ns, uint64_t due_ns, object wait
+        self, uint32_t closure_id, const uint8_t *args, uint64_t length, JobOptions *options, object wait
     ) except 0:
         """Submit, waiting up to `wait` for a cell; the job id."""
         cdef Frame frame
@@ -662,15 +688,14 @@ cdef class QueueHandle(Mapped):
         frame.data_length = length
         job_id = self.queue.client << 32 | self.next_sequence()
         try:
-            return self.submit_as(job_id, &frame, closure_id, level, max_attempts, timeout_ns, due_ns, wait, deadline)
+            return self.submit_as(job_id, &frame, closure_id, options, wait, deadline)
         except BaseException:
             self.is_pending_still(<uint32_t> job_id)
             raise
 
     @cython.final
     cdef uint64_t submit_as(
-        self, uint64_t job_id, Frame *frame, uint32_t closure_id, uint32_t level, uint32_t max_attempts, uint64_t timeout_ns,
-        uint64_t due_ns, object wait, int64_t deadline
+        self, uint64_t job_id, Frame *frame, uint32_t closure_id, JobOptions *options, object wait, int64_t deadline
     ) except 0:
         cdef int64_t idle = 0      # since when (ns) it has been at its quota with nobody collecting
         cdef int stage = 0
@@ -686,13 +711,16 @@ cdef class QueueHandle(Mapped):
                 put_submit_header(frame.block_header, closure_id, <uint32_t> job_id, REST_OF_FRAME)
                 frame.crc32 = self.frame_crc32(
                     frame, self.queue.job_bytes,
-                    (job_id, frame.header_length + frame.data_length, timeout_ns, max_attempts, level),
+                    (
+                        job_id, frame.header_length + frame.data_length, options.timeout_ms, options.keep_s, options.backoff_ms,
+                        options.max_attempts, options.priority, options.doublings,
+                    ),
                 )
                 if self.queue.is_durable:
                     with nogil:
-                        code = queue_submit(&self.queue, frame, job_id, level, max_attempts, timeout_ns, due_ns)
+                        code = queue_submit(&self.queue, frame, job_id, options)
                 else:
-                    code = queue_submit(&self.queue, frame, job_id, level, max_attempts, timeout_ns, due_ns)
+                    code = queue_submit(&self.queue, frame, job_id, options)
             if code == OK:
                 self.observe(OP_PUSH, 0, 1)
                 return job_id
@@ -743,7 +771,7 @@ cdef class QueueHandle(Mapped):
                 raise_code(code, self.file_path, f"{full}; every one is a finished job and nobody collects")
         return 0
 
-    def submit(self, Pass pass_ not None, *, priority=1, timeout=None, max_attempts=3, due=None, wait=None):
+    def submit(self, Pass pass_ not None, *, priority=1, timeout=None, max_attempts=3, backoff=None, due=None, wait=None):
         """Hand a job in. When this returns, the job survives any process's death.
 
         Parameters
@@ -752,9 +780,12 @@ cdef class QueueHandle(Mapped):
         priority : int
             0 (first), 1 or 2.
         timeout : float, optional
-            Longest run in seconds; stored with the job.
+            Longest run in seconds (to the millisecond, up to 49 days); stored with the job.
         max_attempts : int
-            Runs that may end in the worker's death, from 1 to 65,535; stored with the job.
+            Runs that may end in the worker's death, or in `JobClaim.retry`, from 1 to 65,535; stored with the job.
+        backoff : float or (float, float), optional
+            For how many seconds the job rests after such a run, doubled for each further one; and what it is not doubled
+            beyond, an hour unless it is said. A random part of it, up to half, is left out. None: it does not rest.
         due : float or datetime, optional
             When it may run at the earliest: seconds since 1970 on the wall clock, as `time.time()` gives them, or an aware
             datetime. None, or a time that has passed: at once.
@@ -775,23 +806,28 @@ cdef class QueueHandle(Mapped):
         ValueError
             An option outside its limits, or the handle is closed.
         """
-        cdef uint64_t limit = 0
-        cdef uint64_t due_ns = 0
+        cdef JobOptions options
         check_number("priority", priority, 0, LEVELS - 1)
         check_number("max_attempts", max_attempts, 1, 65_535)
+        options.priority = priority
+        options.max_attempts = max_attempts
+        options.timeout_ms = 0
+        options.keep_s = 0
+        options.backoff_ms = options.doublings = 0
+        options.due_ns = 0
         if timeout is not None:
-            if not timeout > 0:
-                raise ValueError(f"timeout: expected None or seconds > 0, found {timeout}")
-            limit = <uint64_t> min(timeout * 1e9, 9e18)
+            options.timeout_ms = milliseconds_of("timeout", timeout)
+        if backoff is not None:
+            put_backoff(&options, backoff)
         if due is not None:
-            due_ns = due_ns_of(due)
-            if due_ns <= due_now(&self.queue):
-                due_ns = 0
+            options.due_ns = due_ns_of(due)
+            if options.due_ns <= due_now(&self.queue):
+                options.due_ns = 0
         self.enter()
         try:
             return self.submit_frame(
-                pass_.closure_id, <const uint8_t *> PyBytes_AS_STRING(pass_.args), PyBytes_GET_SIZE(pass_.args), priority,
-                max_attempts, limit, due_ns, wait,
+                pass_.closure_id, <const uint8_t *> PyBytes_AS_STRING(pass_.args), PyBytes_GET_SIZE(pass_.args), &options,
+                wait,
             )
         finally:
             self.leave()
@@ -799,6 +835,12 @@ cdef class QueueHandle(Mapped):
     def _push_frame(self, frame, wait):
         """Submit a job given as a submit frame; its token is replaced by the job id's lower half."""
         cdef Text text
+        cdef JobOptions options
+        options.priority = 1
+        options.max_attempts = 3
+        options.timeout_ms = options.keep_s = options.backoff_ms = 0
+        options.doublings = 0
+        options.due_ns = 0
         self.enter()
         try:
             text_of(frame, &text)
@@ -808,7 +850,7 @@ cdef class QueueHandle(Mapped):
                 ):
                     decode_submit(frame)
                 return self.submit_frame(
-                    get_u32(text.data), text.data + SUBMIT_HEADER, text.length - SUBMIT_HEADER, 1, 3, 0, 0, wait
+                    get_u32(text.data), text.data + SUBMIT_HEADER, text.length - SUBMIT_HEADER, &options, wait
                 )
             finally:
                 text_done(&text)
@@ -1175,7 +1217,7 @@ cdef class QueueHandle(Mapped):
                 if code == OK:
                     self.end_gap(0)
                     claim = self.claim_taken(&ref)
-                    if claim is not None and self.knows(claim):
+                    if claim is not None and self.knows(claim) and self.has_rested(claim):
                         self.observe(OP_CLAIM, 0, 1)
                         return claim
                     continue
@@ -1199,6 +1241,26 @@ cdef class QueueHandle(Mapped):
     cdef inline bint knows(self, JobClaim claim) except -1:
         """Does this handle run the job? Else it is parked, for others."""
         return self.known is None or self.knows_id_of(claim)
+
+    @cython.final
+    cdef inline bint has_rested(self, JobClaim claim) except -1:
+        """Has its backoff passed since its worker died? Else it is parked until then."""
+        cdef JobCell *cell = job_cell(&self.queue, claim.cell)
+        return not job_has_to_rest(cell) or self.let_rest(claim)
+
+    @cython.final
+    cdef bint let_rest(self, JobClaim claim) except -1:
+        cdef Code code
+        claim.begin_end()
+        with nogil:
+            code = queue_rest(&self.queue, claim.cell, claim.word, self.dice())
+        if code == LOST:
+            claim_lost(&self.queue, claim.cell, claim.word)
+        return False
+
+    @cython.final
+    cdef inline uint64_t dice(self) noexcept nogil:
+        return <uint64_t> monotonic_ns() * <uint64_t> 0x9E3779B97F4A7C15 >> 20
 
     @cython.final
     cdef bint knows_id_of(self, JobClaim claim) except -1:
@@ -1714,6 +1776,39 @@ cdef class JobClaim(Claim):
             As `ack`.
         """
         self.finish(True)
+
+    def retry(self):
+        """Put the job back for another attempt, after the backoff that its submitter has asked for. This one is counted.
+
+        Returns
+        -------
+        bool
+            False: this was its last attempt; the claim is still held, for an answer.
+
+        Raises
+        ------
+        ValueError, BufferError, TransportError
+            As `ack`.
+        """
+        cdef QueueHandle handle = <QueueHandle> self.holder
+        cdef JobCell *cell
+        cdef Code code
+        self.check()
+        handle.enter()
+        try:
+            self.check_held(handle)
+            cell = job_cell(&handle.queue, self.cell)
+            if load_relaxed_u16(&cell.attempts) >= load_relaxed_u16(&cell.max_attempts):
+                return False
+            self.begin_end()
+            with nogil:
+                code = queue_retry(&handle.queue, self.cell, self.word, handle.dice())
+            if code == LOST:
+                self.lose(handle)
+            handle.check_synced()
+            return True
+        finally:
+            handle.leave()
 
     def park(self, due, charged=False):
         """Put the job back, not to run before a certain time.

@@ -228,7 +228,7 @@ cdef inline void write_end(Queue *q, JobCell *cell, uint64_t index, bint cancell
         finish_error(q, cell, index, snprintf(text, room, "JobCancelled: it was cancelled while it ran"))
     else:
         finish_error(q, cell, index, snprintf(
-            text, room, "JobTimeout: it ran longer than %.3f s, its timeout", <double> cell.timeout_ns * 1e-9
+            text, room, "JobTimeout: it ran longer than %.3f s, its timeout", <double> cell.timeout_ms * 1e-3
         ))
 
 
@@ -238,12 +238,12 @@ cdef inline void write_letter(Queue *q, JobCell *cell, uint64_t index) noexcept 
     cdef Cause *last = &cell.causes[(cell.attempts - 1) % CAUSES]
     if last.code == UNKNOWN_CAUSE:
         finish_error(q, cell, index, snprintf(
-            text, room, "WorkerDied: in each of %u attempts its worker died; the last (pid %u) of an unknown cause",
+            text, room, "WorkerDied: in the last of %u attempts its worker (pid %u) died of an unknown cause",
             <unsigned int> cell.attempts, <unsigned int> last.pid,
         ))
     else:
         finish_error(q, cell, index, snprintf(
-            text, room, "WorkerDied: in each of %u attempts its worker died; the last (pid %u) with %s %d",
+            text, room, "WorkerDied: in the last of %u attempts its worker (pid %u) died with %s %d",
             <unsigned int> cell.attempts, <unsigned int> last.pid,
             b"signal" if last.code < 0 else b"exit code", <int> (-last.code if last.code < 0 else last.code),
         ))

@@ -36,6 +36,7 @@ from subetha.layout import (
     PRIORITIES,
     QUEUE_GEOMETRY,
     QUEUE_MAP_VALUE_BYTES,
+    RAISED_CAUSE,
     STATE_SHIFT,
     UNKNOWN_CAUSE,
     CellState,
@@ -114,11 +115,11 @@ class DeadLetter(NamedTuple):
     ----------
     job_id : int
     attempts : int
-        How often it was started.
+        How often it was started; some of these may have ended in a retry, and not in a death.
     submitted_ns : int
         When it was handed in, in ns since 1970.
     deaths : tuple of WorkerDeath
-        The last four, oldest first.
+        Those among the last four attempts, oldest first.
     """
 
     job_id: int
@@ -533,6 +534,7 @@ def _letter(cell: np.void) -> DeadLetter:
                 exit_code=None if cause["code"] == UNKNOWN_CAUSE else int(cause["code"]),
             )
             for cause in causes
+            if cause["code"] != RAISED_CAUSE
         ),
     )
 

@@ -257,9 +257,11 @@ MAP_CELL = np.dtype([("word", "<u8"), ("hash", "<u8"), ("key_length", "<u4"), ("
 """Header of a cell of a map, with the key (zeros behind it); the value follows."""
 
 CAUSE = np.dtype([("when_ns", "<u8"), ("pid", "<u4"), ("code", "<i4")])
-"""One death of a worker while it ran the job; `code` as `subprocess.Popen.returncode` has it, or UNKNOWN_CAUSE."""
+"""One death of a worker while it ran the job; `code` as `subprocess.Popen.returncode` has it, UNKNOWN_CAUSE, or
+RAISED_CAUSE where it did not die."""
 
 UNKNOWN_CAUSE = -(2**31)
+RAISED_CAUSE = UNKNOWN_CAUSE + 1
 CAUSES = 4
 """How many deaths a job cell remembers: the last ones."""
 
@@ -274,14 +276,16 @@ JOB_CELL = np.dtype(
         ("attempts", "<u2"),
         ("max_attempts", "<u2"),
         ("priority", "u1"),
-        ("reserved", "V3"),
-        ("timeout_ns", "<u8"),
+        ("doublings", "u1"),
+        ("reserved", "V2"),
+        ("timeout_ms", "<u4"),
+        ("keep_s", "<u4"),
         ("submitted_ns", "<u8"),
         ("started_ns", "<u8"),
         ("due_ns", "<u8"),
         ("deadline_ns", "<u8"),
         ("progress", "<u8"),
-        ("cancel", "<u4"),
+        ("backoff_ms", "<u4"),
         ("job_crc32", "<u4"),
         ("result_crc32", "<u4"),
         ("charged", "<u4"),
@@ -293,7 +297,8 @@ JOB_CELL = np.dtype(
 
 `charged` is 2 * version + 1 (low 32 bits) of the claim whose start counted as an attempt. `due_ns` is when a parked job is due
 (realtime ns); 0: it is parked since somebody did not know its closure id, and `unknown_ns` (monotonic, bit 0 apart) is since when
-nobody does, or, where bit 0 is set, when somebody may have.
+nobody does, or, where bit 0 is set, when somebody may have. After attempt n the next one begins `backoff_ms` <<
+min(n - 1, `doublings`) later.
 """
 
 TABLE_LINES = np.dtype(
@@ -388,9 +393,18 @@ def block_linked(cell: int, version: int) -> int:
     return (version << 24 | cell << 4 | BlockState.LINKED) & (1 << 64) - 1
 
 
-CHECKED_NUMBERS = ("job_id", "job_length", "timeout_ns", "max_attempts", "priority")
+CHECKED_NUMBERS = (
+    "job_id",
+    "job_length",
+    "timeout_ms",
+    "keep_s",
+    "backoff_ms",
+    "max_attempts",
+    "priority",
+    "doublings",
+)
 """Fields of a JOB_CELL that its `job_crc32` is over, before the frame's bytes."""
-_CHECKED = struct.Struct("<QQQHB")
+_CHECKED = struct.Struct("<QQIIIHBB")
 
 Bytes = bytes | memoryview
 

@@ -140,7 +140,7 @@ def test_a_job_that_always_kills_its_worker_ends_after_max_attempts_and_the_pool
     result = receive(queue, pool)
     assert result.token == job_id
     assert isinstance(result.result, WorkerDied)
-    assert f"in each of {max_attempts} attempts its worker died" in str(result.result)
+    assert f"in the last of {max_attempts} attempts its worker" in str(result.result)
     no_second_result_comes(queue, pool)
     assert pool.deaths == max_attempts
     assert len(pool.pids) == 1
@@ -169,7 +169,7 @@ def test_the_supervisor_sees_how_a_worker_ended_and_the_submitter_hears_it(
         pool.poll(WAIT_S)
     error = queue.recv(WAIT_S).result
     assert isinstance(error, WorkerDied)
-    assert str(error) == f"in each of 1 attempts its worker died; the last (pid {pid}) with {words}"
+    assert str(error) == f"in the last of 1 attempts its worker (pid {pid}) died with {words}"
     (letter,) = queue.dead_letters()
     assert [(death.pid, death.exit_code) for death in letter.deaths] == [(pid, returncode)]
 
@@ -181,7 +181,7 @@ def test_a_worker_that_exits_in_a_job_is_charged_as_one_that_is_killed(
     queue.submit(Pass(EXITS_WITH_7), max_attempts=2)
     error = receive(queue, pool).result
     assert isinstance(error, WorkerDied)
-    assert "in each of 2 attempts" in str(error)
+    assert "in the last of 2 attempts" in str(error)
     assert pool.deaths == 2
     no_second_result_comes(queue, pool)
 

@@ -18,7 +18,7 @@ from subetha.check import check_queue
 from subetha.cli import cli
 from subetha.errors import Empty, ExecutionError, LayoutMismatch
 from subetha.jobqueue import JobQueue
-from subetha.layout import LINES_OFFSET, POOL_LINES, STATE_SHIFT, TABLE_LINES, CellState, cell_word
+from subetha.layout import CHECKED_NUMBERS, LINES_OFFSET, POOL_LINES, STATE_SHIFT, TABLE_LINES, CellState, cell_word
 from subetha.pass_registry import Pass
 
 from .participants import participant
@@ -344,7 +344,7 @@ def test_a_file_of_another_queue_is_refused(make, tmp_path):
 # ---- damage ----
 
 
-DAMAGE = ("job_id", "job_length", "timeout_ns", "max_attempts", "priority", "job_crc32", "job", "block")
+DAMAGE = (*CHECKED_NUMBERS, "job_crc32", "job", "block")
 
 
 def damage(files_of, path, cell, what):
@@ -395,7 +395,7 @@ def test_a_job_that_is_damaged_while_it_waits_is_quarantined_and_its_submitter_t
     assert states(queue) == {}
 
 
-@pytest.mark.parametrize("what", ["job", "block", "timeout_ns"])
+@pytest.mark.parametrize("what", ["job", "block", "timeout_ms"])
 def test_the_checker_says_which_waiting_job_is_damaged(durable, files_of, what):
     queue = durable(arena_bytes=2**18)
     queue.submit(Pass(1, b"good" * 10_000))

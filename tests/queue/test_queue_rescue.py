@@ -155,7 +155,7 @@ def test_a_started_job_runs_again_until_its_workers_have_died_in_max_attempts_ru
     result = queue.recv(WAIT_S)
     assert result.token == job_id
     assert isinstance(result.result, WorkerDied)
-    assert f"in each of {max_attempts} attempts" in str(result.result)
+    assert f"in the last of {max_attempts} attempts" in str(result.result)
     no_result_is_left(queue)
     assert queue.stats().states == {"FREE": 15, "DEAD": 1}
     assert [letter.attempts for letter in queue.dead_letters()] == [max_attempts]
@@ -263,7 +263,7 @@ def test_the_submitter_hears_how_the_last_worker_ended_from_who_saw_it(make, par
     assert queue.rescue({pid: returncode, pid + 1: 99}) == 1
     error = queue.recv(WAIT_S).result
     assert isinstance(error, WorkerDied)
-    assert str(error) == f"in each of 1 attempts its worker died; the last (pid {pid}) {words}"
+    assert str(error) == f"in the last of 1 attempts its worker (pid {pid}) died {words}"
 
 
 @pytest.mark.parametrize("told", ["nothing", "of others"])
@@ -273,7 +273,7 @@ def test_where_nobody_says_how_it_ended_the_cause_is_unknown(make, participant, 
     pid, returncode = die_with(queue, participant, "held[0].started()")
     queue.rescue(None if told == "nothing" else {pid + 1: returncode})
     error = queue.recv(WAIT_S).result
-    assert str(error) == f"in each of 1 attempts its worker died; the last (pid {pid}) of an unknown cause"
+    assert str(error) == f"in the last of 1 attempts its worker (pid {pid}) died of an unknown cause"
 
 
 def test_the_error_keeps_its_class_where_results_have_the_least_room(make, participant):
@@ -283,7 +283,7 @@ def test_the_error_keeps_its_class_where_results_have_the_least_room(make, parti
     queue.rescue()
     error = queue.recv(WAIT_S).result
     assert isinstance(error, WorkerDied)
-    assert "in each of 1 attempts its worker died".startswith(str(error))
+    assert "in the last of 1 attempts its worker (pid".startswith(str(error))
 
 
 def test_rescue_says_how_many_dead_there_were_and_a_second_one_finds_none(make, files_of, participant):

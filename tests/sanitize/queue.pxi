@@ -185,6 +185,7 @@ cdef class QueueWorld(World):
     cdef Code submit(self, Queue *q, uint64_t job_id, uint64_t *random) noexcept nogil:
         cdef uint8_t data[LONGEST]
         cdef Frame frame
+        cdef JobOptions options
         cdef uint32_t token = <uint32_t> job_id
         cdef uint64_t how = next_random(random)
         frame.crc32 = 0
@@ -202,10 +203,14 @@ cdef class QueueWorld(World):
         frame.data = data
         if frame.data_length + JOB_HEADER > q.job_bytes:
             self.count(Q_BLOCKS)
-        return queue_submit(
-            q, &frame, job_id, <uint32_t> (next_random(random) % LEVELS), 1 + (how >> 9 & 1), SOON_NS if how & 0x60 == 0x20 else 0,
-            due_now(q) + how % SOON_NS if how & 0x1C00 == 0x400 else 0
-        )
+        options.priority = <uint8_t> (next_random(random) % LEVELS)
+        options.max_attempts = 1 + (how >> 9 & 1)
+        options.timeout_ms = 1 + SOON_NS // 1000000 if how & 0x60 == 0x20 else 0
+        options.keep_s = 0
+        options.backoff_ms = how >> 13 & 1
+        options.doublings = 1
+        options.due_ns = due_now(q) + how % SOON_NS if how & 0x1C00 == 0x400 else 0
+        return queue_submit(q, &frame, job_id, &options)
 
     cdef void submit_one(self, Queue *q, Client *client, uint64_t *random) noexcept nogil:
         cdef Code code
@@ -431,7 +436,7 @@ cdef class QueueWorld(World):
         job_start(q, job_cell(q, ref.cell), ref.word)
         if next_random(random) & 31 == 0:
             # long enough to be fenced; where it has a timeout, to be overdue
-            pause(5 * SOON_NS if job_cell(q, ref.cell).timeout_ns else 200000)
+            pause(5 * SOON_NS if job_cell(q, ref.cell).timeout_ms else 200000)
         self.check_job(q, &ref, job_id)
         self.answer(q, &ref, job_id, random)
         return True
