@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from subetha import Executor, executor
+from subetha import Executor, crew
 
 WAIT_S = 60
 
@@ -83,7 +83,7 @@ def test_results_come_in_order_to_an_async_for_and_an_endless_iterable_is_read_b
 
 
 def test_the_loop_goes_on_while_the_queue_is_full(monkeypatch, run):
-    monkeypatch.setattr(executor, "PRIVATE_CELLS", 16)
+    monkeypatch.setattr(crew, "PRIVATE_CELLS", 16)
 
     async def main(found):
         ticks = 0
@@ -121,7 +121,7 @@ def test_arguments_are_pickled_once_however_long_the_queue_is_full(monkeypatch, 
             return int, ()
 
     pickled = 0
-    monkeypatch.setattr(executor, "PRIVATE_CELLS", 16)
+    monkeypatch.setattr(crew, "PRIVATE_CELLS", 16)
     with Executor(1) as found:
         submits = []
         original = found._client.submit

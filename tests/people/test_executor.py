@@ -34,7 +34,7 @@ from subetha import (
     WorkerDied,
     WorkerPool,
     calls,
-    executor,
+    crew,
     futures,
 )
 from subetha.errors import ExecutionError, JobTimeout, RemoteTraceback
@@ -52,7 +52,7 @@ def two():
 @pytest.fixture
 def one(monkeypatch):
     """One worker on a queue of 64 cells."""
-    monkeypatch.setattr(executor, "PRIVATE_CELLS", 64)
+    monkeypatch.setattr(crew, "PRIVATE_CELLS", 64)
     with Executor(1) as found:
         yield found
 
@@ -493,7 +493,7 @@ class TestCancelling:
         gate.open()
 
     def test_shutdown_cancels_what_waits_when_told_to(self, monkeypatch, gate):
-        monkeypatch.setattr(executor, "PRIVATE_CELLS", 64)
+        monkeypatch.setattr(crew, "PRIVATE_CELLS", 64)
         found = Executor(1)
         running = found.submit(gate.job())
         waiting = [found.submit(pow, 2, 2) for _ in range(20)]
@@ -889,7 +889,7 @@ class TestLife:
                 assert os.path.exists(found.queue)
 
     def test_little_shared_memory_is_said_with_the_size_to_set_and_disk_taken(self, monkeypatch, tmp_path):
-        monkeypatch.setattr(executor, "ROOM_BYTES", 2**60)
+        monkeypatch.setattr(crew, "ROOM_BYTES", 2**60)
         monkeypatch.setattr("tempfile.tempdir", os.fspath(tmp_path))
         with pytest.warns(RuntimeWarning, match=r"docker run --shm-size=1g"):
             found = Executor(1)
@@ -941,7 +941,7 @@ class TestSharedQueue:
     ],
 )
 def test_wrong_arguments_raise_at_the_call_and_leave_nothing(arguments, error, text, monkeypatch, tmp_path):
-    monkeypatch.setattr(executor, "SHARED_MEMORY", os.fspath(tmp_path))
+    monkeypatch.setattr(crew, "SHARED_MEMORY", os.fspath(tmp_path))
     with pytest.raises(error, match=text):
         Executor(**{"workers": 1, **arguments})
     assert os.listdir(tmp_path) == []
@@ -953,7 +953,7 @@ def test_one_whose_thread_cannot_be_started_leaves_nothing(monkeypatch, tmp_path
 
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
-    monkeypatch.setattr(executor, "SHARED_MEMORY", os.fspath(tmp_path))
+    monkeypatch.setattr(crew, "SHARED_MEMORY", os.fspath(tmp_path))
     monkeypatch.setattr(threading.Thread, "start", refuse)
     with pytest.raises(RuntimeError, match="can't start new thread") as caught:
         Executor(1)
@@ -964,16 +964,16 @@ def test_one_whose_thread_cannot_be_started_leaves_nothing(monkeypatch, tmp_path
 def test_an_end_tells_nobody_elses_descriptor():
     """A garbage collection may come at any moment of a shutdown in another thread."""
     found = Executor(1)
-    crew = found._crew
+    its_crew = found._crew
     found.shutdown()
     reader, writer = os.pipe2(os.O_NONBLOCK)
     try:
-        crew._is_finished = False
-        crew.abandon()
+        its_crew._is_finished = False
+        its_crew.abandon()
         with pytest.raises(BlockingIOError):
             os.read(reader, 1)
     finally:
-        crew._is_finished = True
+        its_crew._is_finished = True
         os.close(reader)
         os.close(writer)
 
