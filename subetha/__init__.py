@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from subetha.pass_registry import register as register
     from subetha.pass_registry import registered_count as registered_count
     from subetha.pass_registry import unregister as unregister
+    from subetha.pool import WorkerPool as WorkerPool
     from subetha.scheduler import BackgroundScheduler as BackgroundScheduler
     from subetha.scheduler import ResultCollector as ResultCollector
     from subetha.scheduler import Submitter as Submitter
@@ -90,7 +91,6 @@ if TYPE_CHECKING:
     from subetha.wire import MAX_RESULT_LEN as MAX_RESULT_LEN
     from subetha.wire import PAYLOAD_BYTES as PAYLOAD_BYTES
     from subetha.wire import PassSlot as PassSlot
-    from subetha.worker import WorkerPool as WorkerPool
 
 _MODULE_OF = {
     name: module
@@ -107,13 +107,13 @@ _MODULE_OF = {
         "jobqueue": "DeadLetter JobQueue QuarantinedJob QueueStats",
         "layout": "HeartbeatSnapshot Role",
         "pass_registry": "PassRegistry PassResult execute is_registered register registered_count unregister",
+        "pool": "WorkerPool",
         "scheduler": "BackgroundScheduler ResultCollector Submitter WorkerLoop",
         "sidecar": "AdaptiveInstance FixedPolicy HandshakeHeader InstanceStats NoMigrationPolicy ObservationRing Policy Sidecar "
         "WaitingPolicy",
         "tasks": "Task eager task",
         "transport": "MessageTransport",
         "wire": "MAX_ARG_LEN MAX_RESULT_LEN PAYLOAD_BYTES PassSlot",
-        "worker": "WorkerPool",
     }.items()
     for name in names.split()
 }

@@ -21,11 +21,12 @@ import time
 import warnings
 from typing import Final
 
-from subetha import files, job, worker
+from subetha import files, job
 from subetha.futures import Client, Help
 from subetha.jobqueue import JobQueue
 from subetha.layout import reserve_of
 from subetha.logging import RecordReader
+from subetha.pool import WorkerPool, WorkerPoolBroken, see_that_there_is_a_queue
 
 __all__ = ["Crew"]
 
@@ -96,7 +97,7 @@ class Crew:
             self.has_workers = workers > 0
             pool = None
             if workers:
-                pool = worker.WorkerPool(
+                pool = WorkerPool(
                     modules,
                     self.directory,
                     workers,
@@ -118,13 +119,13 @@ class Crew:
             raise
         _alive.add(self)
 
-    def _keep(self, pool: worker.WorkerPool | None) -> None:
+    def _keep(self, pool: WorkerPool | None) -> None:
         """Start the workers and keep them alive until the executor ends; a thread."""
         if not self._keep_alive(pool):
             # Nothing runs any more, and the executor ends all the same.
             self._keep_alive(None)
 
-    def _keep_alive(self, pool: worker.WorkerPool | None) -> bool:
+    def _keep_alive(self, pool: WorkerPool | None) -> bool:
         """False where that failed; then all that is pending has failed, too."""
         try:
             with contextlib.nullcontext() if pool is None else pool:
@@ -143,21 +144,19 @@ class Crew:
                         return True
                     if _ABANDONED in told:
                         self.finish_later()
-        except worker.WorkerPoolBroken as error:
+        except WorkerPoolBroken as error:
             self.client.fail(error)
         except BaseException as error:
             _LOGGER.exception("the thread that keeps the workers alive ended")
-            broken = worker.WorkerPoolBroken(
-                f"the thread that keeps the workers alive ended: {type(error).__name__}: {error}"
-            )
+            broken = WorkerPoolBroken(f"the thread that keeps the workers alive ended: {type(error).__name__}: {error}")
             broken.__cause__ = error
             self.client.fail(broken)
         return False
 
-    def _poll(self, pool: worker.WorkerPool) -> None:
+    def _poll(self, pool: WorkerPool) -> None:
         try:
             pool.poll(COLLECT_S)
-        except worker.WorkerPoolBroken as error:
+        except WorkerPoolBroken as error:
             # now, and not when the others have finished what they have in hand
             self.client.fail(error)
             raise
@@ -270,7 +269,7 @@ atexit.register(_end_with_interpreter)
 
 def _open_queue(directory: str, is_private: bool, arena_bytes: int) -> JobQueue:
     if not is_private:
-        worker.see_that_there_is_a_queue(directory, None)
+        see_that_there_is_a_queue(directory, None)
         return JobQueue.open(directory)
     return JobQueue.create(
         directory, PRIVATE_CELLS, arena_bytes=arena_bytes, quota=PRIVATE_CELLS - reserve_of(PRIVATE_CELLS)

@@ -24,7 +24,7 @@ from typing import Final, NamedTuple, Self
 from subetha.errors import ArenaFull, Empty, Full, PassError, SchedError, TransportError
 from subetha.jobqueue import JobQueue
 from subetha.pass_registry import Pass, register
-from subetha.worker import WorkerPool, WorkerPoolBroken, signals_deferred
+from subetha.pool import WorkerPool, WorkerPoolBroken, signals_deferred
 
 __all__ = [
     "FINGERPRINT_CLOSURE_ID",

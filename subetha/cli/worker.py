@@ -85,7 +85,7 @@ def command(
     once with 130.
     """
     from subetha.errors import SubethaError
-    from subetha.worker import WorkerPool
+    from subetha.pool import WorkerPool
 
     if not sys.flags.safe_path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())

@@ -251,7 +251,7 @@ def test_what_is_no_queue_directory_is_an_error_and_no_traceback(tmp_path: Path)
 def test_help_imports_neither_numpy_nor_the_core(arguments: list[str]) -> None:
     script = (
         "import sys\nfrom subetha.cli import cli\ncli(sys.argv[1:], prog_name='subetha', standalone_mode=False)\n"
-        "sys.exit(', '.join({'numpy', 'rich', 'subetha._core', 'subetha.worker'} & set(sys.modules)))\n"
+        "sys.exit(', '.join({'numpy', 'rich', 'subetha._core', 'subetha.pool', 'subetha.worker'} & set(sys.modules)))\n"
     )
     ran = subprocess.run(
         [sys.executable, "-c", script, *arguments], env=environment(), capture_output=True, check=False

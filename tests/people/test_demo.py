@@ -33,7 +33,7 @@ from subetha.demo import (
 from subetha.errors import ArenaFull, ArgsTooLarge, Empty, ExecutionError, Full, PassError
 from subetha.jobqueue import JobQueue
 from subetha.pass_registry import Pass, execute
-from subetha.worker import WorkerPool
+from subetha.pool import WorkerPool
 
 
 def write(path: Path, content: bytes = b"") -> bytes:

@@ -14,13 +14,13 @@ import pytest
 from click.testing import CliRunner
 
 from subetha import files
+from subetha import worker as worker_module
 from subetha.cli import cli
 from subetha.errors import Empty, LayoutMismatch, SubethaError
 from subetha.jobqueue import JobQueue
 from subetha.layout import WaitTag
 from subetha.pass_registry import Pass
-from subetha.worker import (
-    EXIT_CANNOT_START,
+from subetha.pool import (
     QUICK_DEATH_SECONDS,
     QUICK_DEATHS_LIMIT,
     WorkerPool,
@@ -29,8 +29,9 @@ from subetha.worker import (
     restart_delay,
     signals_deferred,
 )
+from subetha.worker import EXIT_CANNOT_START
 
-HELD, PID, INTERRUPTED_ONCE, INTERRUPTED_TWICE, ENVIRONMENT, READS_INPUT, STRATEGY = range(1, 8)
+HELD, PID, INTERRUPTED_ONCE, INTERRUPTED_TWICE, ENVIRONMENT, READS_INPUT, STRATEGY, IMPORTED = range(1, 9)
 
 HANDLERS = """
 import json, os, signal, sys
@@ -80,6 +81,10 @@ def strategy(_args):
     import gc
     from subetha.jobqueue import JobQueue
     return str(next(one for one in gc.get_objects() if isinstance(one, JobQueue)).header.tag).encode()
+
+@register(8)
+def imported(_args):
+    return " ".join(sys.modules).encode()
 """
 
 
@@ -182,6 +187,19 @@ def test_a_worker_whose_jobs_come_seldom_stops_looking_for_the_next_one_before_i
         time.sleep(0.002)
     process.terminate()
     assert process.wait() == 0
+
+
+def test_a_worker_imports_nothing_that_only_its_supervisor_needs(make_pool, queue):
+    make_pool().start()
+    imported = set(run_job(queue, IMPORTED).decode().split())
+    assert "subetha.scheduler" in imported
+    assert not imported & {"multiprocessing", "subprocess", "subetha.pool"}
+
+
+def test_the_error_of_a_broken_pool_is_found_in_the_workers_module_too():
+    assert worker_module.WorkerPoolBroken is WorkerPoolBroken
+    with pytest.raises(AttributeError, match=r"'subetha\.worker' has no attribute 'nothing'"):
+        worker_module.nothing  # noqa: B018
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])

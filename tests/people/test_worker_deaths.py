@@ -14,7 +14,7 @@ from subetha._core import SubmittedResult
 from subetha.errors import Empty, WorkerDied
 from subetha.jobqueue import JobQueue
 from subetha.pass_registry import Pass
-from subetha.worker import WorkerPool
+from subetha.pool import WorkerPool
 
 WAIT_S = 60
 

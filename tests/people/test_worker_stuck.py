@@ -14,7 +14,7 @@ import pytest
 from subetha.errors import JobTimeout
 from subetha.jobqueue import JobQueue
 from subetha.pass_registry import Pass
-from subetha.worker import WorkerPool
+from subetha.pool import WorkerPool
 
 PROGRAM = [sys.executable, "-c", "from subetha.cli import main; main()"]
 
