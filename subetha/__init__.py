@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from subetha.errors import SubethaError as SubethaError
     from subetha.errors import TableFull as TableFull
     from subetha.errors import TransportError as TransportError
+    from subetha.errors import TryAgain as TryAgain
     from subetha.errors import UnknownClosureId as UnknownClosureId
     from subetha.errors import UnsupportedTransportFamily as UnsupportedTransportFamily
     from subetha.errors import WorkerDied as WorkerDied
@@ -99,7 +100,7 @@ _MODULE_OF = {
         "dispatcher": "Axis DequeVariant MmfDispatcher MmfFamily MmfWorkloadShape WorkloadShape",
         "errors": "ArenaFull ArenaTooSmall ArgsTooLarge CallFailed Empty ExecutionError Full HeartbeatError JobCancelled "
         "JobTimeout LayoutMismatch MapFull NotOwner PassError PayloadTooLarge RemoteTraceback ResultTooLarge SchedError "
-        "SubethaError TableFull TransportError UnknownClosureId UnsupportedTransportFamily WorkerDied",
+        "SubethaError TableFull TransportError TryAgain UnknownClosureId UnsupportedTransportFamily WorkerDied",
         "executor": "Executor default_executor set_default_executor",
         "failover": "FailoverWatchdog ReclaimReport iter_in_flight_bits",
         "futures": "JobFuture",

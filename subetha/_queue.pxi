@@ -17,7 +17,6 @@ cdef str QUOTA_TEXT = (
     "recv(), or create the queue with a larger quota"
 )
 
-cdef int64_t UNKNOWN_AFTER_NS = 10_000_000_000
 cdef double LONGEST_BACKOFF_S = 3600.0
 cdef double LATEST_S = 9e9      # as a time in seconds since 1970; ns of it fit 64 bits
 
@@ -134,7 +133,7 @@ cdef class QueueHandle(Mapped):
         self.mail_fd = self.queue.arena.fd = -1
         self.pending = set()
         self.look.knows_all = True
-        self.look.unknown_after_ns = UNKNOWN_AFTER_NS
+        self.look.unknown_after_ns = <int64_t> (layout.UNKNOWN_AFTER_S * 1e9)
         self.wakes_at = &self.queue.wakes_at
 
     def __init__(self):
@@ -1810,6 +1809,33 @@ cdef class JobClaim(Claim):
         finally:
             handle.leave()
 
+    def leave_to_others(self):
+        """Put the job back, uncharged, for whoever runs it: as one that this handle has claimed and does not know (`JobQueue.runs`).
+
+        Raises
+        ------
+        ValueError, BufferError, TransportError
+            As `ack`.
+        """
+        cdef QueueHandle handle = <QueueHandle> self.holder
+        self.check()
+        handle.enter()
+        try:
+            self.begin_end()
+            self.put_aside(handle, 0, False)
+        finally:
+            handle.leave()
+
+    @cython.final
+    cdef int put_aside(self, QueueHandle handle, uint64_t due_ns, bint charged) except -1:
+        cdef Code code
+        with nogil:
+            code = queue_park(&handle.queue, self.cell, self.word, due_ns, charged)
+        if code == LOST:
+            self.lose(handle)
+        handle.check_synced()
+        return 0
+
     def park(self, due, charged=False):
         """Put the job back, not to run before a certain time.
 
@@ -1830,16 +1856,11 @@ cdef class JobClaim(Claim):
         cdef QueueHandle handle = <QueueHandle> self.holder
         cdef uint64_t due_ns = due_ns_of(due)
         cdef bint counts = charged
-        cdef Code code
         self.check()
         handle.enter()
         try:
             self.begin_end()
-            with nogil:
-                code = queue_park(&handle.queue, self.cell, self.word, due_ns, counts)
-            if code == LOST:
-                self.lose(handle)
-            handle.check_synced()
+            self.put_aside(handle, due_ns, counts)
         finally:
             handle.leave()
 

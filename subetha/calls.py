@@ -13,13 +13,15 @@ each buffer at a multiple of `ALIGNMENT` bytes. (A bare pickle begins with 0x80.
 
 import pickle
 import struct
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Final, TypeAlias
 
-from subetha.errors import CallFailed, ExecutionError, RemoteTraceback
+from subetha.errors import CallFailed, ExecutionError, RemoteTraceback, TryAgain
 from subetha.layout import PRIORITIES, align
 from subetha.pass_registry import default_registry
 
@@ -64,7 +66,13 @@ class Options:
     timeout : float, optional
         Longest run in seconds.
     max_attempts : int, optional
-        How often it may be started before its worker's death ends it, 1 to 65,535.
+        How often it may be started before its worker's death, or an exception in `retry_on`, ends it, 1 to 65,535.
+    backoff : float or (float, float), optional
+        For how many seconds it rests after such an attempt, doubled for each further one; and the longest rest.
+    delay : float, optional
+        It is not started for so many seconds after it was handed in.
+    due : float or datetime, optional
+        It is not started before this time: seconds since 1970, or an aware datetime.
 
     Raises
     ------
@@ -75,6 +83,9 @@ class Options:
     priority: int | None = None
     timeout: float | None = None
     max_attempts: int | None = None
+    backoff: float | tuple[float, float] | None = None
+    delay: float | None = None
+    due: float | datetime | None = None
 
     def __post_init__(self) -> None:
         for name, least, most in (("priority", 0, PRIORITIES - 1), ("max_attempts", 1, 65_535)):
@@ -85,19 +96,48 @@ class Options:
                 raise TypeError(f"{name}: expected an int from {least} to {most}, found {type(found).__name__}")
             if not least <= found <= most:
                 raise ValueError(f"{name}: expected an int from {least} to {most}, found {found}")
-        if self.timeout is not None:
-            if isinstance(self.timeout, bool) or not isinstance(self.timeout, (int, float)):
-                raise TypeError(f"timeout: expected seconds, found {type(self.timeout).__name__}")
-            if not self.timeout > 0:
-                raise ValueError(f"timeout: expected seconds > 0, found {self.timeout}")
+        _check_seconds("timeout", self.timeout)
+        if self.delay != 0:
+            _check_seconds("delay", self.delay)
+        rests: tuple[object, ...] = self.backoff if isinstance(self.backoff, tuple) else (self.backoff,)
+        for seconds in rests:
+            _check_seconds("backoff", seconds)
+        if isinstance(self.backoff, tuple) and (len(rests) != 2 or not self.backoff[0] <= self.backoff[1]):
+            raise ValueError(f"backoff: expected (first, longest) with first <= longest, found {self.backoff}")
+        if self.due is not None:
+            if self.delay is not None:
+                raise ValueError(f"expected delay or due, found both: {self.delay} and {self.due}")
+            if isinstance(self.due, bool) or not isinstance(self.due, (int, float, datetime)):
+                raise TypeError(f"due: expected seconds since 1970 or a datetime, found {type(self.due).__name__}")
+            if isinstance(self.due, datetime) and self.due.utcoffset() is None:
+                raise ValueError(
+                    f"due: expected a datetime with a time zone, found {self.due}; for local time: due.astimezone()"
+                )
 
     def over(self, others: "Options") -> "Options":
-        """Fill in from `others` what is None here."""
-        return Options(
-            others.priority if self.priority is None else self.priority,
-            others.timeout if self.timeout is None else self.timeout,
-            others.max_attempts if self.max_attempts is None else self.max_attempts,
-        )
+        """Fill in from `others` what is None here; of `delay` and `due` the one that is here replaces both."""
+        found = {name: getattr(self, name) for name in _OPTION_NAMES}
+        has_time = self.delay is not None or self.due is not None
+        for name, value in found.items():
+            if value is None and not (has_time and name in ("delay", "due")):
+                found[name] = getattr(others, name)
+        return Options(**found)
+
+    def due_now(self) -> float | datetime | None:
+        """Tell when a job that is handed in now may start; None: at once."""
+        return self.due if self.delay is None else time.time() + self.delay
+
+
+def _check_seconds(name: str, seconds: object) -> None:
+    if seconds is None:
+        return
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+        raise TypeError(f"{name}: expected seconds, found {type(seconds).__name__}")
+    if not seconds > 0:
+        raise ValueError(f"{name}: expected seconds > 0, found {seconds}")
+
+
+_OPTION_NAMES: Final = tuple(field.name for field in fields(Options))
 
 
 class Registered:
@@ -107,11 +147,17 @@ class Registered:
     ----------
     closure_id : int
         u32.
+    home_id : int
+        The same, in the queue that the function itself names.
     job_options : Options
+    retry_on : tuple of exception types
+        Those of its exceptions after which it is to be tried again.
     """
 
     closure_id: int
+    home_id: int
     job_options: Options
+    retry_on: tuple[type[BaseException], ...]
     __module__: str
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -224,24 +270,35 @@ def encode_call(function: Callable[..., object] | None, args: Sequence[object], 
 
 
 def _run_call(data: bytes) -> bytes | CallFailed:
-    return run(lambda function, args, kwargs: function(*args, **kwargs), data)
+    return run(None, data)
 
 
-def run(call: Callable[..., object], data: bytes) -> bytes | CallFailed:
+def run(function: Registered | None, data: bytes) -> bytes | CallFailed:
     """Run a job: unpickle what it holds, call, pickle what comes of it.
+
+    Parameters
+    ----------
+    function : Registered, optional
+        None: `data` brings the function.
 
     Returns
     -------
     bytes or CallFailed
-        The value, or what was raised: anything at all, `SystemExit` and `KeyboardInterrupt` included.
+        The value, or what was raised: anything at all, `SystemExit` and `KeyboardInterrupt` included; `TryAgain` where the
+        function is to be tried again after that.
     """
+    called: Any = function
     try:
-        return dumps(_set_long_aside(call(*loads(data))))
+        *brought, args, kwargs = loads(data)
+        if called is None:
+            (called,) = brought
+        return dumps(_set_long_aside(called(*args, **kwargs)))
     except BaseException as error:
-        return failure(error)
+        is_to_be_tried_again = isinstance(called, Registered) and isinstance(error, called.retry_on)
+        return failure(error, TryAgain if is_to_be_tried_again else CallFailed)
 
 
-def failure(error: BaseException) -> CallFailed:
+def failure(error: BaseException, kind: type[CallFailed] = CallFailed) -> CallFailed:
     """Make what travels in the place of a value: the exception, where it can be pickled, its text and its traceback."""
     text = "".join(traceback.format_exception_only(error)).strip()
     trace = "".join(traceback.format_exception(type(error), error, _below_this_module(error.__traceback__)))
@@ -250,7 +307,7 @@ def failure(error: BaseException) -> CallFailed:
     except Exception as unpickled:
         pickled = b""
         text += f" (it could not be pickled: {type(unpickled).__name__}: {unpickled})"
-    return CallFailed(text, dumps((trace, pickled)))
+    return kind(text, dumps((trace, pickled)))
 
 
 def _below_this_module(trace: TracebackType | None) -> TracebackType | None:

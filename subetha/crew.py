@@ -60,6 +60,7 @@ class Crew:
         workers: int,
         queue: files.Path | None,
         modules: tuple[str, ...],
+        queue_names: tuple[str, ...],
         started: bytes | None,
         limits: tuple[int | None, int | None],
         log_level: int,
@@ -110,6 +111,7 @@ class Crew:
                     report=_LOGGER.warning,
                     max_jobs=limits[0],
                     max_bytes=limits[1],
+                    queue_names=queue_names,
                 )
                 made.callback(pool.stop)
             self._keeper = threading.Thread(target=self._keep, args=(pool,), name="subetha-keeper", daemon=True)
@@ -211,6 +213,9 @@ class Crew:
         with self._finishing:
             if self._is_finished:
                 return
+            if not self.is_private:
+                # They may be due in a month, and whoever serves the queue then runs them.
+                self.client.drop_those_for_later()
             self.client.wait_for_all()
             if not self._is_finished:
                 self._end()

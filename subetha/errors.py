@@ -97,6 +97,10 @@ class CallFailed(ExecutionError):
         return type(self), (str(self), self.data)
 
 
+class TryAgain(CallFailed):
+    """As `CallFailed`, of a job that is to be tried again: the answer only where that was its last attempt."""
+
+
 class RemoteTraceback(Exception):
     """Cause of an exception that came from another process: its traceback there, as text.
 
@@ -114,7 +118,7 @@ class RemoteTraceback(Exception):
 
 
 class WorkerDied(PassError, BrokenExecutor):
-    """The worker that ran a job died, in every attempt that the job was allowed."""
+    """The worker that ran a job died, in the last of the attempts that the job was allowed."""
 
 
 class JobTimeout(PassError, TimeoutError):

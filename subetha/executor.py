@@ -58,8 +58,12 @@ class Executor(concurrent.futures.Executor):
         Its arguments.
     modules : sequence of str
         Modules that every worker imports at its start, for the tasks in them.
+    queue_names : sequence of str
+        Names of queues that the workers serve, of the tasks in `modules` these alone; default: each task in its own.
     max_attempts : int
         How often a job may be started before its worker's death ends it.
+    backoff : float or (float, float), optional
+        For how many seconds a job rests after such an attempt, doubled for each further one; and the longest rest.
     timeout : float, optional
         Longest run of each job in seconds: after that its worker is killed, and the future fails with `JobTimeout`.
     max_jobs_per_worker, max_worker_bytes : int, optional
@@ -89,7 +93,9 @@ class Executor(concurrent.futures.Executor):
         initializer: Callable[..., object] | None = None,
         initargs: tuple[Any, ...] = (),
         modules: Sequence[str] = (),
+        queue_names: Sequence[str] = (),
         max_attempts: int = 3,
+        backoff: float | tuple[float, float] | None = None,
         timeout: float | None = None,
         max_jobs_per_worker: int | None = None,
         max_worker_bytes: int | None = None,
@@ -106,12 +112,8 @@ class Executor(concurrent.futures.Executor):
             )
         if initializer is not None and not callable(initializer):
             raise TypeError(f"initializer: expected a callable, found {type(initializer).__name__}")
-        if isinstance(modules, str):
-            raise TypeError("modules: expected a sequence of names, found one str; write (name,)")
-        modules = tuple(modules)
-        for name in modules:
-            if not isinstance(name, str):
-                raise TypeError(f"modules: expected names as str, found {type(name).__name__}")
+        modules = _checked_names("modules", modules)
+        queue_names = _checked_names("queue_names", queue_names)
         if log_level is None:
             log_level = logging.getLogger().getEffectiveLevel()
         elif isinstance(log_level, bool) or not isinstance(log_level, int):
@@ -122,7 +124,8 @@ class Executor(concurrent.futures.Executor):
                 raise TypeError(f"{name}: expected an int, found {type(most).__name__}")
             if most is not None and most < 1:
                 raise ValueError(f"{name}: expected an int greater than 0, found {most}")
-        self._options = calls.Options(1, timeout, max_attempts)
+        self._options = calls.Options(1, timeout, max_attempts, backoff)
+        self._is_private = queue is None
         # None: all, since others' workers are to know whatever comes to a shared queue
         self._modules = None if queue is not None else frozenset(modules)
         here = job.running
@@ -131,7 +134,8 @@ class Executor(concurrent.futures.Executor):
             self._modules = here.modules
         started = None if initializer is None else calls.dumps((initializer, tuple(initargs)))
         # the first one runs what brings its function along
-        self._crew = Crew(workers, queue, (calls.__name__, *modules), started, limits, log_level, arena_bytes)
+        modules = (calls.__name__, *modules)
+        self._crew = Crew(workers, queue, modules, queue_names, started, limits, log_level, arena_bytes)
         self._client = self._crew.client
         weakref.finalize(self, self._crew.abandon).atexit = False
 
@@ -173,7 +177,8 @@ class Executor(concurrent.futures.Executor):
         if isinstance(fn, calls.Registered):
             chosen = fn.job_options.over(chosen)
             if self._modules is None or fn.__module__ in self._modules:
-                closure_id, function = fn.closure_id, None
+                # In a queue of one's own the workers run all there is.
+                closure_id, function = fn.home_id if self._is_private else fn.closure_id, None
         return closure_id, calls.encode_call(function, args, kwargs), chosen
 
     def map(
@@ -274,6 +279,9 @@ class Executor(concurrent.futures.Executor):
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Take no more jobs; when those that are pending are done, end the workers and, where it is private, the queue.
 
+        In a shared queue jobs that were handed in for later (`delay`, `due`) are not waited for: they stay there, and their
+        futures fail.
+
         Parameters
         ----------
         wait : bool
@@ -288,6 +296,15 @@ class Executor(concurrent.futures.Executor):
             self._crew.finish()
         else:
             self._crew.finish_later()
+
+
+def _checked_names(name: str, found: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(found, str):
+        raise TypeError(f"{name}: expected a sequence of names, found one str; write (name,)")
+    for one in found:
+        if not isinstance(one, str):
+            raise TypeError(f"{name}: expected names as str, found {type(one).__name__}")
+    return tuple(found)
 
 
 def _call_each(fn: Callable[..., T], chunk: Sequence[tuple[Any, ...]]) -> list[T]:

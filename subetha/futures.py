@@ -26,6 +26,7 @@ from collections.abc import Callable, Generator
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeout
 from concurrent.futures._base import CANCELLED_AND_NOTIFIED, FINISHED, PENDING
+from datetime import datetime
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from subetha._core import Pass, SubmittedResult
@@ -80,6 +81,7 @@ class JobFuture(Future[T], Generic[T]):
     # What the base class keeps is made when somebody asks for it: most futures live without a lock of their own.
     _state = PENDING
     _told = 0  # of the waiters
+    _is_for_later = False
 
     def __init__(self, client: "Client | None", job_id: int | None = None) -> None:
         # None where it is done from the beginning; then nobody asks it
@@ -368,8 +370,9 @@ class Client:
             No block is left, and none is held by jobs of this client, so it would be of no use to wait for these.
         """
         pass_ = Pass(closure_id, data)
+        due = options.due_now()
         try:
-            job_id = self._try_submit(pass_, options, 0)
+            job_id = self._try_submit(pass_, options, due, 0)
         except ArenaTooSmall:
             raise
         except (ArenaFull, Full) as error:
@@ -379,8 +382,10 @@ class Client:
             if not wait:
                 self.collect_what_is_there()
                 raise Full(str(error)) from error
-            job_id = self._submit_when_room(pass_, options)
+            job_id = self._submit_when_room(pass_, options, due)
         future: JobFuture[Any] = JobFuture(self, job_id)
+        if due is not None:
+            future._is_for_later = True
         self._pending[job_id] = future
         if job_id in self._early:
             self._settle_early(job_id)
@@ -388,16 +393,18 @@ class Client:
             self.fail(self._failure)
         return future
 
-    def _try_submit(self, pass_: Pass, options: Options, wait: float) -> int:
+    def _try_submit(self, pass_: Pass, options: Options, due: float | datetime | None, wait: float) -> int:
         return self.queue.submit(
             pass_,
             priority=1 if options.priority is None else options.priority,
             timeout=options.timeout,
             max_attempts=options.max_attempts or 3,
+            backoff=options.backoff,
+            due=due,
             wait=wait,
         )
 
-    def _submit_when_room(self, pass_: Pass, options: Options) -> int:
+    def _submit_when_room(self, pass_: Pass, options: Options, due: float | datetime | None) -> int:
         help_ = self._help if self._help is not None and self._help.thread == threading.get_ident() else None
         while True:
             # In a job: what takes the room may be jobs that wait for this very worker.
@@ -406,7 +413,7 @@ class Client:
             # It may be this client's own results that take the room.
             wait = 0.0 if self._lead(lambda: self._collect(ROOM_S)) else ROOM_S
             try:
-                return self._try_submit(pass_, options, wait)
+                return self._try_submit(pass_, options, due, wait)
             except ArenaFull:
                 if not self._pending:
                     raise
@@ -426,7 +433,7 @@ class Client:
             if self.queue.cancel_running(future.job_id):
                 # what comes as its result says so, and is here already
                 self.wait_for(future, None)
-            elif self.state_of(future) not in (CellState.READY, CellState.RETRY):
+            elif self.state_of(future) not in (CellState.READY, CellState.RETRY, CellState.PARKED):
                 # done, then; otherwise it was put back between the two looks
                 return
         self._settle_taken_back()
@@ -650,6 +657,13 @@ class Client:
                 self.collect_what_is_there()
                 time.sleep(SHORTEST_PAUSE_S)
         return True
+
+    def drop_those_for_later(self) -> None:
+        """Let the futures of jobs that were handed in for later fail, where they are pending; the jobs stay in the queue."""
+        for job_id, future in list(self._pending.items()):
+            if future._is_for_later:
+                error = RuntimeError("the executor was shut down; this job, handed in for later, stays in its queue")
+                self._settle(job_id, future, FINISHED, error)
 
     def fail(self, error: BaseException) -> None:
         """Let everything that is pending, and all that is submitted later, fail with `error`: no result can come any more."""

@@ -38,6 +38,7 @@ from subetha.layout import (
     QUEUE_MAP_VALUE_BYTES,
     RAISED_CAUSE,
     STATE_SHIFT,
+    UNKNOWN_AFTER_S,
     UNKNOWN_CAUSE,
     CellState,
     Kind,
@@ -176,7 +177,7 @@ class JobQueue(QueueHandle):
         durability: Durability = "process",
         mode: int = 0o600,
         role: Role = Role.CLIENT,
-        unknown_after: float = 10.0,
+        unknown_after: float = UNKNOWN_AFTER_S,
     ) -> Self:
         """Create a queue directory and open it.
 
@@ -221,7 +222,12 @@ class JobQueue(QueueHandle):
 
     @classmethod
     def open(
-        cls, path: files.Path, readonly: bool = False, *, role: Role = Role.CLIENT, unknown_after: float = 10.0
+        cls,
+        path: files.Path,
+        readonly: bool = False,
+        *,
+        role: Role = Role.CLIENT,
+        unknown_after: float = UNKNOWN_AFTER_S,
     ) -> Self:
         """Open an existing queue directory.
 
@@ -268,7 +274,7 @@ class JobQueue(QueueHandle):
         durability: Durability = "process",
         mode: int = 0o600,
         role: Role = Role.CLIENT,
-        unknown_after: float = 10.0,
+        unknown_after: float = UNKNOWN_AFTER_S,
     ) -> Self:
         """Open the queue, or create it where there is none; any number of processes may do so at once.
 
@@ -336,7 +342,7 @@ class JobQueue(QueueHandle):
             parked=counts["PARKED"],
         )
 
-    def runs(self, closure_ids: Iterable[int] | None) -> None:
+    def runs(self, closure_ids: Iterable[int] | None, known: Iterable[int] | None = None) -> None:
         """Let this handle claim only jobs with these closure ids, and let the others know of it.
 
         A job that it meets and does not know it parks for the others, uncharged: who runs it takes it as soon as it looks,
@@ -349,6 +355,9 @@ class JobQueue(QueueHandle):
         closure_ids : iterable of int, optional
             None, as at the beginning: this handle claims every job, also those parked by others, and tells nobody of any; it
             answers none.
+        known : iterable of int, optional
+            What the others are told, where that is more: with these closure ids jobs may stay parked although this handle does
+            not claim any now.
 
         Raises
         ------
@@ -359,8 +368,34 @@ class JobQueue(QueueHandle):
         """
         chosen = None if closure_ids is None else frozenset(closure_ids)
         self._set_known(chosen)
-        self._runs = chosen
+        self._runs = chosen if chosen is None or known is None else frozenset(known)
         self._declare()
+
+    def take_place(self, closure_id: int, places: int) -> int | None:
+        """Take one of the places of a closure id that all handles of the queue share, so that only so many work at one time.
+
+        A place is free again when it is given back, or its holder has died or closed its handle. Does not block.
+
+        Parameters
+        ----------
+        places : int
+            How many there are, 1 to 65,535; the same in every process, or the largest number counts.
+
+        Returns
+        -------
+        int or None
+            Which, for `give_place`; None where all are taken.
+
+        Raises
+        ------
+        MapFull
+            The queue's map has no room to say so.
+        """
+        return self._map_of_closures().take_place(self._identity, closure_id, places)
+
+    def give_place(self, closure_id: int, place: int) -> None:
+        """Give back what `take_place` gave."""
+        self._map_of_closures().give_place(self._identity, closure_id, place)
 
     def _declare(self) -> None:
         # also after a fork, or where it could not be said the last time: then the same error would come at every claim
@@ -443,6 +478,8 @@ class SubmitSide:
         self.try_claim = queue.try_claim
         self.claim = queue.claim
         self.runs = queue.runs
+        self.take_place = queue.take_place
+        self.give_place = queue.give_place
         # It is adaptive as its queue is.
         self.header = queue.header
         self.ring = queue.ring

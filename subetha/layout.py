@@ -349,6 +349,9 @@ def map_reserve(capacity: int) -> int:
     return max(4, min(16, capacity // 8))
 
 
+UNKNOWN_AFTER_S = 10.0
+"""After so many seconds without a live participant that runs it a job is answered with UnknownClosureId."""
+
 QUEUE_MAP_VALUE_BYTES = 56
 """Longest value in the map of a queue."""
 

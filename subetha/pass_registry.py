@@ -2,21 +2,26 @@
 
 A handler is registered under a u32 id in every process that may run it; a `Pass` names the id and carries the argument
 bytes. The module functions work on one registry of the process; `PassRegistry` is for separate ones.
+
+A handler may have a name in place of an id, from which its id is made, and be run under that in several queues of names.
 """
 
 import operator
 import threading
-from collections.abc import Callable
-from typing import Any, Final, TypeAlias, TypeVar, overload
+import zlib
+from collections.abc import Callable, Iterable
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, overload
 
 from subetha._core import Pass
 from subetha.errors import ExecutionError, PassError, UnknownClosureId
 
 __all__ = [
+    "DEFAULT_QUEUE",
     "Handler",
     "Pass",
     "PassRegistry",
     "PassResult",
+    "closure_id_of",
     "default_registry",
     "execute",
     "is_registered",
@@ -31,9 +36,37 @@ PassResult: TypeAlias = bytes | PassError
 Handler: TypeAlias = Callable[[bytes], bytes | bytearray | memoryview | PassError]
 """Takes the argument bytes of a pass, gives its result."""
 
+DEFAULT_QUEUE: Final = "default"
+"""Name of the queue of handlers that say no other."""
+
 _H = TypeVar("_H", bound=Handler)
 
 _CLOSURE_ID_END = 2**32
+
+
+def closure_id_of(name: str, queue_name: str = DEFAULT_QUEUE) -> int:
+    """The id under which a named handler is run in a queue: the CRC-32 of ``name``, or of ``name@queue_name``."""
+    return zlib.crc32((name if queue_name == DEFAULT_QUEUE else f"{name}@{queue_name}").encode())
+
+
+class Limit(NamedTuple):
+    """How many may run at one time.
+
+    Attributes
+    ----------
+    closure_id : int
+        Those of one handler are counted together, under this one of its ids.
+    places : int
+    """
+
+    closure_id: int
+    places: int
+
+
+class _Named(NamedTuple):
+    handler: "Handler"
+    queue_name: str
+    max_concurrency: int | None
 
 
 class _Absent:
@@ -50,10 +83,16 @@ class PassRegistry:
     unregister or execute.
     """
 
-    __slots__ = ("_changing", "_handlers", "changes")
+    __slots__ = ("_changing", "_handlers", "_named", "_names", "_served", "changes", "limits")
 
     def __init__(self) -> None:
         self._handlers: dict[int, Handler] = {}
+        self._named: dict[str, _Named] = {}
+        self._names: dict[int, str] = {}
+        # None: every handler in its own queue
+        self._served: tuple[str, ...] | None = None
+        self.limits: dict[int, Limit] = {}
+        """Of the closure ids of which only so many may run at one time."""
         self.changes = 0
         """Counts up whenever the set of closure ids with a handler becomes another one."""
         # Lookups need no lock; it only makes "replace and say what was replaced" one step among writers.
@@ -109,14 +148,95 @@ class PassRegistry:
             self.changes += replaced is None
         return replaced
 
+    def register_named(
+        self,
+        name: str,
+        handler: Handler,
+        *,
+        queue_name: str = DEFAULT_QUEUE,
+        max_concurrency: int | None = None,
+    ) -> int:
+        """Register `handler` under the id that is made from its name, and from `queue_name`; it replaces one of the same name.
+
+        Parameters
+        ----------
+        max_concurrency : int, optional
+            How many jobs of it may run at one time, in all workers of a queue directory.
+
+        Returns
+        -------
+        int
+            The closure id.
+
+        Raises
+        ------
+        ValueError
+            Another handler has the same id.
+        """
+        with self._changing:
+            named = _Named(handler, queue_name, max_concurrency)
+            for closure_id in self._ids_of(name, named):
+                self._check_is_free(closure_id, name)
+            self._drop(name)
+            self._named[name] = named
+            self._register_ids(name, named)
+        return closure_id_of(name, queue_name)
+
+    def serve(self, queue_names: Iterable[str]) -> None:
+        """Run in this process what belongs to these queues alone: each named handler in all of them, and in no other one.
+
+        Handlers without a name belong to the queue "default".
+
+        Raises
+        ------
+        ValueError
+            An id that a handler would have there belongs to another one.
+        """
+        with self._changing:
+            self._served = tuple(dict.fromkeys(queue_names))
+            for name, named in self._named.items():
+                for closure_id in self._ids_of(name, named):
+                    self._check_is_free(closure_id, name)
+                self._register_ids(name, named)
+
+    def _ids_of(self, name: str, named: _Named) -> set[int]:
+        return {closure_id_of(name, queue_name) for queue_name in (named.queue_name, *(self._served or ()))}
+
+    def _check_is_free(self, closure_id: int, name: str) -> None:
+        other = self._names.get(closure_id)
+        if other == name or (other is None and closure_id not in self._handlers):
+            return
+        has = "under which a handler is registered already" if other is None else f"and so has {other!r}"
+        raise ValueError(
+            f"{name!r} has the closure id {closure_id} (the CRC-32 of its name), {has}; give one of them another name"
+        )
+
+    def _register_ids(self, name: str, named: _Named) -> None:
+        home = closure_id_of(name, named.queue_name)
+        for closure_id in self._ids_of(name, named):
+            self._names[closure_id] = name
+            self._handlers[closure_id] = named.handler
+            if named.max_concurrency is not None:
+                self.limits[closure_id] = Limit(home, named.max_concurrency)
+        self.changes += 1
+
+    def _drop(self, name: str) -> None:
+        for closure_id in [closure_id for closure_id, other in self._names.items() if other == name]:
+            del self._names[closure_id]
+            self._handlers.pop(closure_id, None)
+            self.limits.pop(closure_id, None)
+        self._named.pop(name, None)
+
     def unregister(self, closure_id: int) -> Handler | None:
-        """Remove the handler of `closure_id` and return it, or None where there was none.
+        """Remove the handler of `closure_id` and return it, or None where there was none. One with a name goes with all its ids.
 
         Calls of the handler that are running go on to their end.
         """
         closure_id = _checked_id(closure_id)
         with self._changing:
             removed = self._handlers.pop(closure_id, None)
+            if closure_id in self._names:
+                self._drop(self._names[closure_id])
             self.changes += removed is not None
         return removed
 
@@ -125,9 +245,14 @@ class PassRegistry:
         return _checked_id(closure_id) in self._handlers
 
     def closure_ids(self) -> frozenset[int]:
-        """Return the closure ids with a handler."""
+        """Return the closure ids that are run in this process: those with a handler, in the queues that it serves."""
         with self._changing:
-            return frozenset(self._handlers)
+            if self._served is None:
+                return frozenset(self._handlers)
+            found = {closure_id_of(name, queue_name) for name in self._named for queue_name in self._served}
+            if DEFAULT_QUEUE in self._served:
+                found.update(self._handlers.keys() - self._names.keys())
+            return frozenset(found)
 
     def registered_count(self) -> int:
         """Return the number of closure ids with a handler."""

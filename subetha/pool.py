@@ -24,7 +24,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -231,6 +231,10 @@ class WorkerPool:
         A worker that has run so many jobs is replaced by a fresh one.
     max_bytes : int, optional
         So is one with more resident memory than this, after the job in hand.
+    queue_names : sequence of str
+        Run the named handlers of these queues of names alone (`PassRegistry.serve`); default: each handler in its own.
+    unknown_after : float, optional
+        As in `JobQueue.open`.
     log_ring : path, optional
         Ring of a `logging.RecordReader`, which gets what the workers log.
     log_file : path, optional
@@ -265,6 +269,8 @@ class WorkerPool:
         initializer: bytes | None = None,
         max_jobs: int | None = None,
         max_bytes: int | None = None,
+        queue_names: Sequence[str] = (),
+        unknown_after: float | None = None,
         log_ring: files.Path | None = None,
         log_file: files.Path | None = None,
         log_level: int = logging.WARNING,
@@ -285,10 +291,12 @@ class WorkerPool:
         self._options = {
             "--max-jobs": max_jobs,
             "--max-bytes": max_bytes,
+            "--unknown-after": unknown_after,
             "--log-ring": None if log_ring is None else os.path.abspath(os.fsdecode(log_ring)),
             "--log-file": None if log_file is None else os.path.abspath(os.fsdecode(log_file)),
             "--log-level": log_level,
         }
+        self._queue_names = tuple(queue_names)
         self.queue_path = os.path.abspath(os.fspath(queue_path))
         self._durability = durability
         self._initializer = initializer
@@ -524,6 +532,7 @@ class WorkerPool:
         command = [sys.executable, "-P", "-m", "subetha.worker", *self.modules]
         command += ["--queue", self.queue_path, "--completed-fd", str(childs_fd), "--supervisor-pid", str(os.getpid())]
         command += [f"{name}={value}" for name, value in self._options.items() if value is not None]
+        command += [f"--queue-name={name}" for name in self._queue_names]
         inherited = [childs_fd]
         if self._initializer_fd is not None:
             command += ["--initializer-fd", str(self._initializer_fd)]

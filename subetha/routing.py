@@ -1,7 +1,9 @@
-"""Who runs which closure ids: what the live participants of a queue have said, in the queue's file `map`.
+"""What the live participants of a queue have said, in the queue's file `map`: who runs which closure ids, and where only some may.
 
-A key says "this incarnation of this participant runs this closure id"; it counts as long as that one lives. Whoever meets a key of
-one that has gone removes it. The first byte of a key tells what it is for.
+    "R" closure id, participant, incarnation                      this one runs that closure id
+    "P" closure id, number of the place -> participant, incarnation    this one runs a job of that closure id, in one of its places
+
+Each counts as long as that incarnation lives. Whoever meets one of one that has gone removes it, or takes its place.
 """
 
 import os
@@ -13,9 +15,13 @@ from subetha._core import SharedHashMap
 from subetha.errors import LayoutMismatch
 from subetha.layout import QUEUE_MAP_VALUE_BYTES, Kind, map_capacity
 
-_RUNS = b"R"
+_RUNS, _PLACE = b"R", b"P"
 _KEY = struct.Struct("<cIHQ")
 """What it is for, closure id, number, incarnation."""
+_PLACE_KEY = struct.Struct("<cIH")
+"""What it is for, closure id, which place."""
+_WHO = struct.Struct("<HQ")
+"""Number, incarnation."""
 
 
 def map_sizes(cells: int, participants: int) -> tuple[int, int, int]:
@@ -100,6 +106,23 @@ class Registrations:
             else:
                 self._map.pop(key, b"")
         return found
+
+    def take_place(self, identity: tuple[int, int], closure_id: int, places: int) -> int | None:
+        """Take one of so many places of a closure id; None where others have them all."""
+        me = _WHO.pack(*identity)
+        for place in range(places):
+            key = _PLACE_KEY.pack(_PLACE, closure_id, place)
+            if self._map.compare_and_swap(key, None, me):
+                return place
+            there = self._map.get(key)
+            is_held = there is not None and len(there) == _WHO.size and self._is_alive(*_WHO.unpack(there))
+            if not is_held and self._map.compare_and_swap(key, there, me):
+                return place
+        return None
+
+    def give_place(self, identity: tuple[int, int], closure_id: int, place: int) -> None:
+        """Give a place back that `take_place` gave."""
+        self._map.compare_and_swap(_PLACE_KEY.pack(_PLACE, closure_id, place), _WHO.pack(*identity), None)
 
     def close(self) -> None:
         """Close the map."""

@@ -15,7 +15,7 @@ from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Protocol, Self, runtime_checkable
 
-from subetha._core import HeartbeatTable, Pass, SharedDeque, SharedRing, SubmittedResult
+from subetha._core import HeartbeatTable, JobClaim, Pass, SharedDeque, SharedRing, SubmittedResult
 from subetha.dispatcher import MmfDispatcher, MmfFamily, MmfWorkloadShape
 from subetha.errors import (
     ArenaFull,
@@ -27,6 +27,7 @@ from subetha.errors import (
     ResultTooLarge,
     SchedError,
     TransportError,
+    TryAgain,
     UnsupportedTransportFamily,
 )
 from subetha.failover import FailoverWatchdog, ReclaimReport
@@ -96,8 +97,14 @@ class Router(Protocol):
     def unknown_answered(self) -> int:
         """How many passes it has answered itself, since nobody runs them."""
 
-    def runs(self, closure_ids: Iterable[int] | None, /) -> object:
-        """Claim only passes with these closure ids, and let others know of it."""
+    def runs(self, closure_ids: Iterable[int] | None, known: Iterable[int] | None = None, /) -> object:
+        """Claim only passes with these closure ids, and let others know of those in `known`, or of these."""
+
+    def take_place(self, closure_id: int, places: int, /) -> int | None:
+        """Take one of the places that all have together for this closure id; None where none is free."""
+
+    def give_place(self, closure_id: int, place: int, /) -> object:
+        """Give it back."""
 
 
 class WorkerLoop:
@@ -142,6 +149,8 @@ class WorkerLoop:
         that the transport itself found damaged (TransportError at the claim).
     released : int
         Passes that ran, but were put back because the result side was full when the loop had to stop.
+    retried : int
+        Passes that ran and were put back to be tried again (`TryAgain`).
     lost : int
         Passes whose claim was taken away while they ran: somebody else has the job, so the result is dropped.
 
@@ -154,12 +163,15 @@ class WorkerLoop:
     """
 
     __slots__ = (
+        "_at_limit",
         "_between",
         "_bit",
         "_claim",
         "_clock",
         "_execute",
         "_limit",
+        "_limits_again",
+        "_place",
         "_registry",
         "_router",
         "_sleep",
@@ -174,6 +186,7 @@ class WorkerLoop:
         "lost",
         "malformed",
         "released",
+        "retried",
     )
 
     def __init__(
@@ -206,6 +219,11 @@ class WorkerLoop:
         # Of the registry's changes, and of the passes that the source has answered itself: how many were seen.
         self._told = -1
         self._unknown = 0 if self._router is None else self._router.unknown_answered
+        # Closure ids that are not claimed now, since as many run as may, and when to look again.
+        self._at_limit: set[int] = set()
+        self._limits_again = 0.0
+        # What the claim in hand has of such places.
+        self._place: tuple[int, int] | None = None
         self._limit = reply_limit(source)
         self._table = table
         self._slot = -1 if slot is None else slot
@@ -219,6 +237,7 @@ class WorkerLoop:
         self.failed = 0
         self.malformed = 0
         self.released = 0
+        self.retried = 0
         self.lost = 0
 
     @property
@@ -294,17 +313,26 @@ class WorkerLoop:
         return True
 
     def _claim_next(self, timeout: float) -> Claim:
-        if self._router is not None:
-            self._route(self._router)
-        return self._claim(timeout)
+        router = self._router
+        if router is None:
+            return self._claim(timeout)
+        self._route(router)
+        claim = self._claim(timeout)
+        if self._registry.limits and not self._has_place(router, claim):
+            raise Empty("as many jobs of it run as may")
+        return claim
 
     def _route(self, router: Router) -> None:
         """Tell of the handlers that there are now; count what was answered since none has one."""
         changes = self._registry.changes
+        if self._at_limit and self._clock() >= self._limits_again:
+            self._at_limit.clear()
+            self._told = -1
         if changes != self._told:
+            known = self._registry.closure_ids()
             # Where no room is left to tell of all, they are run here all the same.
             with suppress(MapFull):
-                router.runs(self._registry.closure_ids())
+                router.runs(known - self._at_limit, known)
             self._told = changes
         answered = router.unknown_answered
         for _ in range(answered - self._unknown):
@@ -314,7 +342,40 @@ class WorkerLoop:
                 self._table.add_completed(self._slot)
         self._unknown = answered
 
+    def _has_place(self, router: Router, claim: Claim) -> bool:
+        """Take one of the places where only so many may run; where none is free leave the job to others, and do not claim more."""
+        limit = self._registry.limits.get(decode_submit(claim.payload)[1].closure_id)
+        if limit is None:
+            return True
+        place = None
+        try:
+            # What cannot be counted is not run.
+            with suppress(MapFull):
+                place = router.take_place(*limit)
+        finally:
+            if place is None:
+                assert isinstance(claim, JobClaim)
+                claim.leave_to_others()
+        if place is not None:
+            self._place = limit.closure_id, place
+            return True
+        self._at_limit.update(one for one, other in self._registry.limits.items() if other == limit)
+        self._limits_again = self._clock() + STOP_CHECK_S
+        self._told = -1
+        return False
+
     def _serve(self, claim: Claim) -> None:
+        place, self._place = self._place, None
+        try:
+            self._run(claim)
+        finally:
+            if place is not None:
+                assert self._router is not None
+                self._router.give_place(*place)
+                # what waits for it comes next
+                self._limits_again = 0.0
+
+    def _run(self, claim: Claim) -> None:
         table = self._table
         slot = self._slot
         bit = self._bit
@@ -328,7 +389,13 @@ class WorkerLoop:
                 return
             if table is not None:
                 table.mark_in_flight(slot, bit)
-            frame = encode_result(token, self._execute(pass_), self._limit)
+            result = self._execute(pass_)
+            if isinstance(result, TryAgain) and isinstance(claim, JobClaim) and claim.retry():
+                self.retried += 1
+                if table is not None:
+                    table.clear_in_flight(slot, bit)
+                return
+            frame = encode_result(token, result, self._limit)
             try:
                 claim.reply(frame)
                 answer: bytes | None = frame

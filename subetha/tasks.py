@@ -10,15 +10,15 @@ import contextvars
 import functools
 import os
 import sys
-import zlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from datetime import datetime
 from typing import Any, Final, Generic, ParamSpec, Self, TypeVar, overload
 
 from subetha import calls
 from subetha.errors import CallFailed
 from subetha.executor import Executor, default_executor
 from subetha.futures import JobFuture
-from subetha.pass_registry import default_registry
+from subetha.pass_registry import DEFAULT_QUEUE, closure_id_of, default_registry
 
 __all__ = ["Task", "eager", "task"]
 
@@ -26,7 +26,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _is_eager: Final = contextvars.ContextVar("subetha_is_eager", default=False)
-_tasks: Final[dict[int, "Task[Any, Any]"]] = {}
 
 
 @contextlib.contextmanager
@@ -51,18 +50,37 @@ class Task(calls.Registered, Generic[P, T]):
     ----------
     name : str
         What its number is made from.
+    queue_name : str
+        The queue of names that its jobs go to: workers may be told to serve some of these alone.
     closure_id : int
-        That number, u32: the name's CRC-32.
+        Its number there, u32: the CRC-32 of ``name``, or of ``name@queue_name``.
+    home_id : int
+        The same for the queue that the decorator names.
     job_options : Options
         How its jobs are run, where a call does not say otherwise.
+    retry_on : tuple of exception types
+        Those after which a job of it is tried again, up to `max_attempts` times.
+    max_concurrency : int or None
+        How many jobs of it run at one time in a queue directory.
     """
 
-    def __init__(self, function: Callable[P, T], name: str, job_options: calls.Options) -> None:
+    def __init__(
+        self,
+        function: Callable[P, T],
+        name: str,
+        job_options: calls.Options,
+        retry_on: tuple[type[BaseException], ...] = (),
+        queue_name: str = DEFAULT_QUEUE,
+        max_concurrency: int | None = None,
+    ) -> None:
         functools.update_wrapper(self, function)
         self.__qualname__: str = function.__qualname__
         self.name = name
         self.job_options = job_options
-        self.closure_id = zlib.crc32(name.encode())
+        self.retry_on = retry_on
+        self.queue_name = queue_name
+        self.max_concurrency = max_concurrency
+        self.closure_id = self.home_id = closure_id_of(name, queue_name)
         self._function = function
         self._executor: Executor | None = None
         self._made_from: Task[P, T] | None = None
@@ -78,6 +96,10 @@ class Task(calls.Registered, Generic[P, T]):
         priority: int | None = None,
         timeout: float | None = None,
         max_attempts: int | None = None,
+        backoff: float | tuple[float, float] | None = None,
+        delay: float | None = None,
+        due: float | datetime | None = None,
+        queue_name: str | None = None,
     ) -> Self:
         """Give the same task with other options; what is left out stays as it is.
 
@@ -90,7 +112,16 @@ class Task(calls.Registered, Generic[P, T]):
         timeout : float, optional
             Longest run in seconds.
         max_attempts : int, optional
-            How often a job may be started before its worker's death ends it.
+            How often a job may be started before its worker's death, or an exception in `retry_on`, ends it.
+        backoff : float or (float, float), optional
+            For how many seconds a job rests after such an attempt, doubled for each further one up to the second number (an
+            hour by default), less a random part of up to a half.
+        delay : float, optional
+            A job is not started for so many seconds after it was handed in.
+        due : float or datetime, optional
+            A job is not started before this time: seconds since 1970, as `time.time` gives them, or an aware datetime.
+        queue_name : str, optional
+            The queue of names that its jobs go to. With a private queue it does not matter.
 
         Raises
         ------
@@ -99,7 +130,12 @@ class Task(calls.Registered, Generic[P, T]):
         """
         chosen = object.__new__(type(self))
         chosen.__dict__.update(self.__dict__)
-        chosen.job_options = calls.Options(priority, timeout, max_attempts).over(self.job_options)
+        said = calls.Options(priority, timeout, max_attempts, backoff, delay, due)
+        chosen.job_options = said.over(self.job_options)
+        if queue_name is not None:
+            _check_queue_name(queue_name)
+            chosen.queue_name = queue_name
+            chosen.closure_id = closure_id_of(self.name, queue_name)
         chosen._executor = executor or self._executor
         chosen._made_from = self._made_from or self
         return chosen
@@ -142,20 +178,24 @@ class Task(calls.Registered, Generic[P, T]):
         return self._executor or default_executor()
 
     def _run(self, data: bytes) -> bytes | CallFailed:
-        return calls.run(self._call, data)
-
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
-        return self._function(*args, **kwargs)
+        return calls.run(self, data)
 
     def __reduce__(self) -> Any:
         if self._made_from is not None:
-            return _with_options, (self._made_from, self.job_options)
+            return _with_options, (self._made_from, self.job_options, self.queue_name)
         # as functions go: by name, or by value where nobody else can import it, or would find something else
         found: Any = None if self.__module__ == "__main__" else sys.modules.get(self.__module__)
         for part in self.__qualname__.split("."):
             found = getattr(found, part, None)
         if found is not self:
-            return Task, (self._function, self.name, self.job_options)
+            return Task, (
+                self._function,
+                self.name,
+                self.job_options,
+                self.retry_on,
+                self.queue_name,
+                self.max_concurrency,
+            )
         return self.__qualname__
 
     def __repr__(self) -> str:
@@ -174,27 +214,25 @@ def _called(task_: Task[Any, T], args: Any, kwargs: Any) -> JobFuture[T]:
         return JobFuture.finished(None, error)
 
 
-def _with_options(made_from: Task[P, T], job_options: calls.Options) -> Task[P, T]:
-    chosen = made_from.options()
+def _with_options(made_from: Task[P, T], job_options: calls.Options, queue_name: str) -> Task[P, T]:
+    chosen = made_from.options(queue_name=queue_name)
     chosen.job_options = job_options
     return chosen
 
 
-def _register(made: Task[Any, Any]) -> None:
-    other = _tasks.get(made.closure_id)
-    number = f"{made.closure_id} (the CRC-32 of its name)"
-    if other is not None and other.name != made.name:
-        raise ValueError(
-            f"task {made.name!r} has the number {number}, and so has task {other.name!r}; give one of them another name: "
-            "@subetha.task(name=...)"
-        )
-    if made.closure_id == calls.CALL_ID or (other is None and default_registry.is_registered(made.closure_id)):
-        raise ValueError(
-            f"task {made.name!r} has the number {number}, under which a handler is registered already; give it another name: "
-            "@subetha.task(name=...)"
-        )
-    _tasks[made.closure_id] = made
-    default_registry.register(made.closure_id, made._run)
+def _check_queue_name(queue_name: object) -> None:
+    if not isinstance(queue_name, str):
+        raise TypeError(f"queue_name: expected a str, found {type(queue_name).__name__}")
+    if not queue_name:
+        raise ValueError("queue_name: expected a name, found an empty str")
+
+
+def _exception_types(retry_on: object) -> tuple[type[BaseException], ...]:
+    types = retry_on if isinstance(retry_on, tuple) else (retry_on,)
+    for one in types:
+        if not (isinstance(one, type) and issubclass(one, BaseException)):
+            raise TypeError(f"retry_on: expected exception types, found {one!r}")
+    return types
 
 
 def _module_name(function: Callable[..., Any]) -> str:
@@ -222,7 +260,11 @@ def task(
     priority: int | None = None,
     timeout: float | None = None,
     max_attempts: int | None = None,
+    retry_on: type[BaseException] | tuple[type[BaseException], ...] = (),
+    backoff: float | tuple[float, float] | None = None,
     at_most_once: bool = False,
+    queue_name: str = DEFAULT_QUEUE,
+    max_concurrency: int | None = None,
 ) -> Callable[[Callable[P, T]], Task[P, T]]: ...
 
 
@@ -234,7 +276,11 @@ def task(
     priority: int | None = None,
     timeout: float | None = None,
     max_attempts: int | None = None,
+    retry_on: type[BaseException] | tuple[type[BaseException], ...] = (),
+    backoff: float | tuple[float, float] | None = None,
     at_most_once: bool = False,
+    queue_name: str = DEFAULT_QUEUE,
+    max_concurrency: int | None = None,
 ) -> Any:
     """Make a function a task: ``@task`` or ``@task(timeout=10)``.
 
@@ -247,9 +293,21 @@ def task(
     timeout : float, optional
         Longest run in seconds; after that the worker is killed, and the future fails with `JobTimeout`.
     max_attempts : int, optional
-        How often a job may be started before its worker's death ends it (`WorkerDied`); 3 by default.
+        How often a job may be started before its worker's death ends it (`WorkerDied`), or an exception in `retry_on`; 3 by
+        default.
+    retry_on : exception type, or tuple of them
+        Where the function raises one of them the job runs again; the future gets the exception of the last attempt.
+    backoff : float or (float, float), optional
+        For how many seconds a job rests after an attempt that ended so, or with its worker's death; doubled for each further one
+        up to the second number (an hour by default), less a random part of up to a half. Default: it does not rest.
     at_most_once : bool
         Never start a job again whose worker died: ``max_attempts=1``.
+    queue_name : str
+        The queue of names that its jobs go to: a worker may be told to serve some of them alone (``subetha worker
+        --queue-name``).
+    max_concurrency : int, optional
+        How many jobs of it may run at one time, in all workers of a queue directory that have imported its module; the others
+        wait, and do not hold up jobs of other tasks. A job whose worker is stopped counts until that is over, too.
 
     Returns
     -------
@@ -266,8 +324,17 @@ def task(
     if at_most_once:
         if max_attempts not in (None, 1):
             raise ValueError(f"at_most_once is max_attempts=1; found max_attempts={max_attempts}, too")
+        if retry_on != ():
+            raise ValueError("at_most_once: a job that is to be tried again (retry_on) is started more than once")
         max_attempts = 1
-    job_options = calls.Options(priority, timeout, max_attempts)
+    job_options = calls.Options(priority, timeout, max_attempts, backoff)
+    retry_types = _exception_types(retry_on)
+    _check_queue_name(queue_name)
+    if max_concurrency is not None:
+        if isinstance(max_concurrency, bool) or not isinstance(max_concurrency, int):
+            raise TypeError(f"max_concurrency: expected an int, found {type(max_concurrency).__name__}")
+        if not 1 <= max_concurrency <= 65_535:
+            raise ValueError(f"max_concurrency: expected an int from 1 to 65535, found {max_concurrency}")
     if name is not None and not isinstance(name, str):
         raise TypeError(f"name: expected a str, found {type(name).__name__}")
 
@@ -283,8 +350,14 @@ def task(
                 f"{function.__qualname__} is defined inside of a function, where workers do not find it by importing its module; "
                 "move it to the module, or give it a name: @subetha.task(name=...)"
             )
-        made = Task(function, name or f"{_module_name(function)}.{function.__qualname__}", job_options)
-        _register(made)
+        full_name = name or f"{_module_name(function)}.{function.__qualname__}"
+        made = Task(function, full_name, job_options, retry_types, queue_name, max_concurrency)
+        try:
+            default_registry.register_named(
+                full_name, made._run, queue_name=queue_name, max_concurrency=max_concurrency
+            )
+        except ValueError as error:
+            raise ValueError(f"task {error}: @subetha.task(name=...)") from None
         return made
 
     return decorate if function is None else decorate(function)

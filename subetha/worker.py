@@ -18,28 +18,18 @@ import time
 import traceback
 from collections.abc import Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from subetha import calls, job
 from subetha._core import end_with_parent
 from subetha.jobqueue import JobQueue
-from subetha.layout import Role
+from subetha.layout import UNKNOWN_AFTER_S, Role
 from subetha.logging import RecordHandler, file_handler
+from subetha.pass_registry import default_registry
 from subetha.scheduler import WorkerLoop
 from subetha.sidecar import Sidecar
 
-if TYPE_CHECKING:
-    from subetha.pool import WorkerPoolBroken as WorkerPoolBroken
-else:
-
-    def __getattr__(name: str) -> object:
-        # Users catch it under this name; a worker process does not need it.
-        if name != "WorkerPoolBroken":
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return importlib.import_module("subetha.pool").WorkerPoolBroken
-
-
-__all__ = ["WorkerPoolBroken", "main"]
+__all__ = ["main"]
 
 EXIT_CANNOT_START: Final = os.EX_CONFIG
 """Exit code of a worker process that could not import its modules or open its queue."""
@@ -180,7 +170,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             if options.completed_fd is not None:
                 os.write(options.completed_fd, INITIALIZER_FAILED)
             return EXIT_INITIALIZER_FAILED
-        queue = JobQueue.open(options.queue, role=Role.WORKER)
+        if options.queue_names:
+            default_registry.serve(options.queue_names)
+        queue = JobQueue.open(options.queue, role=Role.WORKER, unknown_after=options.unknown_after)
         recycling = _Recycling(options.max_jobs, options.max_bytes)
         loop = recycling.loop = WorkerLoop(
             queue.submit_side, table=queue.heartbeat, slot=queue.slot, routes=True, between=recycling
@@ -245,6 +237,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("modules", nargs="+", metavar="MODULE", help="imported first; registers handlers")
     parser.add_argument("--queue", required=True, metavar="DIR", help="an existing queue directory")
+    parser.add_argument(
+        "--queue-name",
+        dest="queue_names",
+        action="append",
+        metavar="NAME",
+        help="serve this queue of names; may be repeated",
+    )
+    parser.add_argument(
+        "--unknown-after", type=float, default=UNKNOWN_AFTER_S, metavar="SECONDS", help="as JobQueue.open"
+    )
     parser.add_argument("--completed-fd", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--initializer-fd", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--log-ring", metavar="FILE", help="ring that takes what is logged")

@@ -54,6 +54,19 @@ def _check_modules(_ctx: click.Context, _param: click.Parameter, modules: tuple[
     help="Replace a worker that has more MiB resident after a job.",
 )
 @click.option(
+    "--queue-name",
+    "queue_names",
+    metavar="NAME",
+    multiple=True,
+    help="Run the tasks of this queue of names alone; may be given several times.  [default: all tasks of the modules]",
+)
+@click.option(
+    "--unknown-after",
+    metavar="SECONDS",
+    type=click.FloatRange(0),
+    help="A job that no live worker knows fails after so long.  [default: 10]",
+)
+@click.option(
     "--log-file", metavar="FILE", type=click.Path(dir_okay=False), help="Append what the workers log to FILE."
 )
 @click.option(
@@ -70,6 +83,8 @@ def command(
     durability: Literal["process", "disk"] | None,
     max_jobs: int | None,
     max_memory: int | None,
+    queue_names: tuple[str, ...],
+    unknown_after: float | None,
     log_file: str | None,
     log_level: str,
 ) -> None:
@@ -97,6 +112,8 @@ def command(
             durability=durability,
             max_jobs=max_jobs,
             max_bytes=max_memory and max_memory * 2**20,
+            queue_names=queue_names,
+            unknown_after=unknown_after,
             log_file=log_file,
             log_level=getattr(logging, log_level.upper()),
         )

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 
 import subetha
 
@@ -34,3 +35,43 @@ class Holder:
     @subetha.task
     def twice(x):
         return 2 * x
+
+
+def _count(path):
+    """How often this was called with the path, this time included."""
+    with open(path, "a+") as file:
+        file.write("x")
+        file.seek(0)
+        return len(file.read())
+
+
+@subetha.task(retry_on=(OSError, ValueError), max_attempts=4)
+def flaky(path, failures):
+    number = _count(path)
+    if number <= failures:
+        raise OSError(f"failure {number}")
+    return number
+
+
+@subetha.task(backoff=3600, max_attempts=2)
+def dies_once(path):
+    if _count(path) == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@subetha.task(queue_name="mail")
+def send():
+    return os.getpid()
+
+
+@subetha.task(max_concurrency=1)
+def alone(path, seconds=0.0):
+    """How many of them ran when this one did, itself included."""
+    with open(path, "a+") as file:
+        file.write("+")
+        file.flush()
+        file.seek(0)
+        text = file.read()
+        time.sleep(seconds)
+        file.write("-")
+    return text.count("+") - text.count("-")

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 import zlib
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -92,7 +93,7 @@ def test_options_go_with_the_job_and_leave_the_task_as_it_is(sample, shm):
         used = used[used["job_id"].argsort()]
         assert used["priority"].tolist() == [0, 2, 1]
         assert used["max_attempts"].tolist() == [2, 7, 3]
-        assert used["timeout_ns"].tolist() == [30_000_000_000, 1_500_000_000, 0]
+        assert used["timeout_ms"].tolist() == [30_000, 1_500, 0]
         found.shutdown(wait=False, cancel_futures=True)
     assert sample.pid.job_options.priority == 0
 
@@ -107,7 +108,7 @@ def test_an_executors_options_fill_in_what_a_task_leaves_open(sample, shm):
         cells = queue.cells()
         used = cells[cells["job_id"] != 0]
         assert sorted(used["max_attempts"].tolist()) == [2, 9]
-        assert sorted(used["timeout_ns"].tolist()) == [5_000_000_000, 30_000_000_000]
+        assert sorted(used["timeout_ms"].tolist()) == [5_000, 30_000]
         found.shutdown(wait=False, cancel_futures=True)
 
 
@@ -216,7 +217,7 @@ class TestRegistering:
         # a pair of names with one CRC-32
         assert zlib.crc32(b"plumless") == zlib.crc32(b"buckeroo")
         task(name="plumless")(abs)
-        with pytest.raises(ValueError, match=r"task 'buckeroo' .* and so has task 'plumless'.*name="):
+        with pytest.raises(ValueError, match=r"task 'buckeroo' .* and so has 'plumless'.*name="):
             task(name="buckeroo")(abs)
 
     def test_a_number_of_a_handler_is_refused(self):
@@ -250,11 +251,34 @@ class TestRegistering:
             ({"max_attempts": 0}, ValueError, "max_attempts: expected an int from 1 to 65535, found 0"),
             ({"at_most_once": True, "max_attempts": 3}, ValueError, "at_most_once is max_attempts=1"),
             ({"name": 5}, TypeError, "name: expected a str, found int"),
+            ({"backoff": 0}, ValueError, "backoff: expected seconds > 0, found 0"),
+            ({"backoff": (2, 1)}, ValueError, "first <= longest"),
+            ({"backoff": (1, 2, 3)}, ValueError, "first <= longest"),
+            ({"backoff": "1"}, TypeError, "backoff: expected seconds, found str"),
+            ({"retry_on": 5}, TypeError, "retry_on: expected exception types, found 5"),
+            ({"retry_on": (OSError, "x")}, TypeError, "retry_on: expected exception types, found 'x'"),
+            ({"retry_on": OSError, "at_most_once": True}, ValueError, "at_most_once"),
+            ({"queue_name": 1}, TypeError, "queue_name: expected a str, found int"),
+            ({"queue_name": ""}, ValueError, "queue_name"),
+            ({"max_concurrency": 0}, ValueError, "max_concurrency: expected an int from 1 to 65535, found 0"),
+            ({"max_concurrency": True}, TypeError, "max_concurrency: expected an int, found bool"),
         ],
     )
     def test_wrong_options_are_refused_at_once(self, options, error, text):
         with pytest.raises(error, match=text):
             task(**options)
+
+    def test_wrong_options_of_a_call_are_refused_at_once(self, sample):
+        for options, error in (
+            ({"delay": -1}, ValueError),
+            ({"delay": "1"}, TypeError),
+            ({"delay": 1, "due": 5}, ValueError),
+            ({"due": "tomorrow"}, TypeError),
+            ({"due": datetime(2030, 1, 1)}, ValueError),
+            ({"queue_name": ""}, ValueError),
+        ):
+            with pytest.raises(error, match=next(iter(options))):
+                sample.add.options(**options)
 
     @pytest.mark.parametrize("wrong", [5, object()])
     def test_what_is_no_function_is_refused(self, wrong):

@@ -14,7 +14,6 @@ import pytest
 from click.testing import CliRunner
 
 from subetha import files
-from subetha import worker as worker_module
 from subetha.cli import cli
 from subetha.errors import Empty, LayoutMismatch, SubethaError
 from subetha.jobqueue import JobQueue
@@ -194,12 +193,6 @@ def test_a_worker_imports_nothing_that_only_its_supervisor_needs(make_pool, queu
     imported = set(run_job(queue, IMPORTED).decode().split())
     assert "subetha.scheduler" in imported
     assert not imported & {"multiprocessing", "subprocess", "subetha.pool"}
-
-
-def test_the_error_of_a_broken_pool_is_found_in_the_workers_module_too():
-    assert worker_module.WorkerPoolBroken is WorkerPoolBroken
-    with pytest.raises(AttributeError, match=r"'subetha\.worker' has no attribute 'nothing'"):
-        worker_module.nothing  # noqa: B018
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])

@@ -1,0 +1,249 @@
+"""What a task, or one call of it, may ask for: another attempt, a later time, certain workers, few at one time."""
+
+import os
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from subetha import CallFailed, Executor, JobQueue, TryAgain, UnknownClosureId, WorkerPool
+from subetha.pass_registry import PassRegistry, closure_id_of
+
+HERE = Path(__file__).parent
+WAIT_S = 60
+HOUR_S = 3600
+
+
+@pytest.fixture
+def sample(monkeypatch):
+    monkeypatch.syspath_prepend(HERE)
+    import sample_tasks
+
+    return sample_tasks
+
+
+@pytest.fixture
+def directory(shm):
+    return shm / "queue"
+
+
+@pytest.fixture
+def two(sample, directory):
+    """Two workers that have imported the tasks."""
+    with Executor(2, queue=directory, modules=["sample_tasks"]) as found:
+        yield found
+        found.shutdown(cancel_futures=True)
+
+
+def rest_of(directory, future):
+    """Seconds until the future's job is due; None where it is not parked."""
+    with JobQueue.open(directory, readonly=True) as queue:
+        cells = queue.cells()
+        (cell,) = cells[(cells["job_id"] == future.job_id) & (cells["word"] != 0)]
+        return (int(cell["due_ns"]) - time.time_ns()) / 1e9 if queue.stats().parked else None
+
+
+def eventually(holds, what):
+    deadline = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < deadline, f"not so after {WAIT_S} s: {what}"
+        time.sleep(0.01)
+
+
+class TestRetries:
+    def test_what_raises_one_of_the_chosen_exceptions_runs_again_until_it_does_not(self, two, sample, tmp_path):
+        path = os.fspath(tmp_path / "calls")
+        assert sample.flaky.options(executor=two).submit(path, 2).result(WAIT_S) == 3
+
+    def test_after_the_last_attempt_the_exception_is_the_futures(self, two, sample, tmp_path):
+        path = os.fspath(tmp_path / "calls")
+        future = sample.flaky.options(executor=two).submit(path, 99)
+        with pytest.raises(OSError, match="failure 4"):
+            future.result(WAIT_S)
+        future = sample.flaky.options(executor=two, max_attempts=1).submit(path, 99)
+        with pytest.raises(OSError, match="failure 5"):
+            future.result(WAIT_S)
+
+    def test_other_exceptions_end_it_at_once(self, two, sample):
+        with pytest.raises(TypeError):
+            sample.flaky.options(executor=two).submit(None, 1).result(WAIT_S)
+
+    def test_a_task_that_goes_by_value_is_tried_again_too(self, sample, tmp_path):
+        path = os.fspath(tmp_path / "calls")
+        with Executor(1) as found:
+            assert found.submit(sample.flaky, path, 1).result(WAIT_S) == 2
+
+    def test_it_rests_between_two_attempts(self, two, sample, directory, tmp_path):
+        path = os.fspath(tmp_path / "calls")
+        future = sample.flaky.options(executor=two, backoff=HOUR_S).submit(path, 1)
+        eventually(lambda: rest_of(directory, future) is not None, "it rests")
+        assert HOUR_S / 2 - WAIT_S < rest_of(directory, future) <= HOUR_S
+        assert not future.done()
+        assert future.cancel()
+
+    def test_also_after_its_worker_died(self, two, sample, directory, tmp_path):
+        future = sample.dies_once.options(executor=two).submit(os.fspath(tmp_path / "calls"))
+        eventually(lambda: rest_of(directory, future) is not None, "it rests")
+        assert HOUR_S / 2 - WAIT_S < rest_of(directory, future) <= HOUR_S
+        assert future.cancel()
+
+    def test_an_executor_may_say_for_all_how_long_jobs_rest(self, sample, directory, tmp_path):
+        path = os.fspath(tmp_path / "calls")
+        with Executor(1, queue=directory, modules=["sample_tasks"], backoff=(HOUR_S, HOUR_S)) as found:
+            future = found.submit(sample.flaky, path, 1)
+            eventually(lambda: rest_of(directory, future) is not None, "it rests")
+            found.shutdown(cancel_futures=True)
+
+    def test_a_handler_may_ask_for_another_attempt_too(self, directory):
+        from subetha import Pass, WorkerLoop
+
+        registry = PassRegistry()
+        answers = [TryAgain("not yet"), CallFailed("over")]
+        registry.register(1, lambda _args: answers.pop(0))
+        with JobQueue.open_or_create(directory) as queue:
+            loop = WorkerLoop(queue.submit_side, registry=registry, routes=True)
+            queue.submit(Pass(1))
+            assert loop.serve_one()
+            assert (loop.retried, loop.completed) == (1, 0)
+            assert loop.serve_one()
+            assert (loop.retried, loop.completed, loop.failed) == (1, 1, 1)
+            assert str(queue.recv(WAIT_S).result) == "over"
+
+
+class TestTimes:
+    def test_a_delayed_job_is_parked_until_its_time(self, two, sample, directory):
+        future = sample.add.options(executor=two, delay=HOUR_S).submit(1)
+        assert HOUR_S - WAIT_S < rest_of(directory, future) <= HOUR_S
+        assert not future.running()
+        assert future.cancel()
+
+    def test_so_is_one_with_a_due_time(self, two, sample, directory):
+        moment = datetime.now(UTC) + timedelta(hours=1)
+        futures = [sample.add.options(executor=two, due=due).submit(1) for due in (moment, moment.timestamp())]
+        for future in futures:
+            assert HOUR_S - WAIT_S < rest_of(directory, future) <= HOUR_S
+            assert future.cancel()
+
+    def test_it_runs_when_its_time_has_come(self, two, sample):
+        began = time.monotonic()
+        assert sample.add.options(executor=two, delay=0.2).submit(1, 2).result(WAIT_S) == 3
+        assert time.monotonic() - began >= 0.2
+        assert sample.add.options(executor=two, delay=0).submit(1, 2).result(WAIT_S) == 3
+        assert sample.add.options(executor=two, due=0).submit(1, 2).result(WAIT_S) == 3
+
+    def test_it_outlives_who_handed_it_in(self, sample, directory, tmp_path):
+        path = os.fspath(tmp_path / "calls")
+        with Executor(0, queue=directory) as found:
+            future = sample.flaky.options(executor=found, delay=0.2).submit(path, 0)
+        with pytest.raises(RuntimeError, match="stays in its queue"):
+            future.result(WAIT_S)
+        with Executor(1, queue=directory, modules=["sample_tasks"]):
+            eventually(lambda: os.path.exists(path), "it has run")
+
+
+class TestQueueNames:
+    def test_the_number_of_a_task_in_a_queue_is_made_of_both_names(self, sample):
+        assert sample.send.closure_id == closure_id_of("sample_tasks.send", "mail")
+        assert sample.send.options(queue_name="default").closure_id == closure_id_of("sample_tasks.send")
+        assert sample.add.options(queue_name="mail").closure_id == closure_id_of("sample_tasks.add", "mail")
+        assert (
+            sample.add.closure_id == closure_id_of("sample_tasks.add") == closure_id_of("sample_tasks.add", "default")
+        )
+
+    def test_jobs_go_to_the_workers_that_serve_their_queue(self, sample, directory):
+        with (
+            WorkerPool(["subetha.calls", "sample_tasks"], directory, 1, queue_names=["mail"]) as mail,
+            WorkerPool(["subetha.calls", "sample_tasks"], directory, 1, queue_names=["default", "images"]) as others,
+            Executor(0, queue=directory) as found,
+        ):
+            for task, pool in (
+                (sample.send, mail),
+                (sample.pid.options(queue_name="mail"), mail),
+                (sample.pid, others),
+                (sample.send.options(queue_name="images"), others),
+                (os.getpid, others),
+            ):
+                futures = [
+                    found.submit(task) if task is os.getpid else task.options(executor=found).submit() for _ in range(5)
+                ]
+                assert {future.result(WAIT_S) for future in futures} == set(pool.pids)
+
+    def test_a_worker_that_was_told_of_none_runs_each_task_in_its_own(self, two, sample):
+        assert sample.send.options(executor=two).submit().result(WAIT_S) > 0
+        assert sample.add.options(executor=two).submit(1).result(WAIT_S) == 1
+
+    def test_where_nobody_serves_it_the_job_fails_after_a_while(self, sample, directory):
+        with (
+            WorkerPool(["sample_tasks"], directory, 1, unknown_after=0.2),
+            Executor(0, queue=directory) as found,
+        ):
+            future = sample.add.options(executor=found, queue_name="nobody").submit(1)
+            with pytest.raises(UnknownClosureId, match=str(closure_id_of("sample_tasks.add", "nobody"))):
+                future.result(WAIT_S)
+
+    def test_in_a_private_queue_they_do_not_matter(self, sample):
+        with Executor(1, modules=["sample_tasks"]) as found:
+            assert sample.add.options(executor=found, queue_name="images").submit(1).result(WAIT_S) == 1
+            assert sample.send.options(executor=found).submit().result(WAIT_S) > 0
+
+    def test_an_executor_starts_workers_for_some_of_them(self, sample, directory):
+        with (
+            Executor(1, queue=directory, modules=["sample_tasks"], queue_names=("mail",)) as mail,
+            Executor(1, queue=directory, modules=["sample_tasks"], queue_names=("default",)),
+        ):
+            one = sample.send.options(executor=mail).submit().result(WAIT_S)
+            other = sample.pid.options(executor=mail).submit().result(WAIT_S)
+            assert one != other
+
+    def test_a_registry_serves_handlers_that_are_registered_later_too(self):
+        registry = PassRegistry()
+        registry.register(5, bytes)
+        registry.register_named("first", bytes)
+        registry.serve(["mail"])
+        assert registry.closure_ids() == {closure_id_of("first", "mail")}
+        registry.register_named("second", bytes, queue_name="images")
+        assert registry.closure_ids() == {closure_id_of(name, "mail") for name in ("first", "second")}
+        registry.serve(["default"])
+        assert registry.closure_ids() == {5, closure_id_of("first"), closure_id_of("second")}
+        assert registry.unregister(closure_id_of("second")) is bytes
+        assert registry.closure_ids() == {5, closure_id_of("first")}
+
+
+class TestLimits:
+    def test_no_more_of_a_task_run_at_one_time_than_may(self, two, sample, tmp_path):
+        path = os.fspath(tmp_path / "calls")
+        alone = sample.alone.options(executor=two)
+        futures = [alone.submit(path, 0.01) for _ in range(40)]
+        assert [future.result(WAIT_S) for future in futures] == [1] * 40
+
+    def test_those_that_wait_hold_up_no_others(self, two, sample, tmp_path):
+        path = os.fspath(tmp_path / "calls")
+        alone = sample.alone.options(executor=two)
+        futures = [alone.submit(path, 1.0) for _ in range(5)]
+        assert sample.add.options(executor=two).submit(1).result(WAIT_S) == 1
+        assert not futures[-1].done()
+        two.shutdown(cancel_futures=True)
+
+    def test_the_place_of_a_worker_that_died_is_free_again(self, two, sample, tmp_path):
+        path = os.fspath(tmp_path / "calls")
+        alone = sample.alone.options(executor=two, max_attempts=1)
+        future = alone.submit(path, HOUR_S)
+        eventually(future.running, "it runs")
+        assert future.cancel(running=True)
+        os.unlink(path)
+        assert alone.submit(path).result(WAIT_S) == 1
+
+    def test_places_are_counted_over_all_processes(self, directory):
+        with JobQueue.open_or_create(directory) as one, JobQueue.open(directory) as other:
+            assert [one.take_place(7, 2), other.take_place(7, 2), one.take_place(7, 2)] == [0, 1, None]
+            assert other.take_place(8, 1) == 0
+            other.give_place(7, 1)
+            assert one.take_place(7, 2) == 1
+            assert other.take_place(7, 2) is None
+            one.give_place(7, 0)
+            one.give_place(7, 0)
+            assert [other.take_place(7, 2), other.take_place(7, 2)] == [0, None]
+            with JobQueue.open(directory) as third:
+                assert third.take_place(9, 1) == 0
+            assert other.take_place(9, 1) == 0, "who closes has gone"
