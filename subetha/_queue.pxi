@@ -545,15 +545,15 @@ cdef class QueueHandle(Mapped):
 
         Returns
         -------
-        numpy.ndarray of JOB_CELL fields, shape (cells,), read-only
-            It changes under the reader and keeps the mapping alive.
+        numpy.ndarray of JOB_CELL fields and `closure_id` (u32), shape (cells,), read-only
+            It changes under the reader and keeps the mapping alive. `closure_id` says nothing where `job_block` is not 0.
         """
         self.enter()
         try:
             kind = np.dtype({
-                "names": list(layout.JOB_CELL.names),
-                "formats": [layout.JOB_CELL.fields[name][0] for name in layout.JOB_CELL.names],
-                "offsets": [layout.JOB_CELL.fields[name][1] for name in layout.JOB_CELL.names],
+                "names": [*layout.JOB_CELL.names, "closure_id"],
+                "formats": [*(layout.JOB_CELL.fields[name][0] for name in layout.JOB_CELL.names), "<u4"],
+                "offsets": [*(layout.JOB_CELL.fields[name][1] for name in layout.JOB_CELL.names), layout.JOB_CELL.itemsize],
                 "itemsize": self.queue.cells.stride,
             })
             view = np.asarray(self.map[self.cells_offset:]).view(kind)
@@ -602,6 +602,15 @@ cdef class QueueHandle(Mapped):
             self.leave()
 
     # ---- submit ----
+
+    def _new_job_id(self):
+        """A job id for `submit` to use, so that it can be told before the job is there."""
+        self.enter()
+        try:
+            self.join_as_client()
+            return self.queue.client << 32 | self.next_sequence()
+        finally:
+            self.leave()
 
     @cython.final
     cdef uint32_t next_sequence(self) except? 0:
@@ -675,17 +684,17 @@ cdef class QueueHandle(Mapped):
 
     @cython.final
     cdef uint64_t submit_frame(
-        self, uint32_t closure_id, const uint8_t *args, uint64_t length, JobOptions *options, object wait
+        self, uint32_t closure_id, const uint8_t *args, uint64_t length, JobOptions *options, object wait, uint64_t job_id
     ) except 0:
-        """Submit, waiting up to `wait` for a cell; the job id."""
+        """Submit, waiting up to `wait` for a cell; the job id, which is a new one where `job_id` is 0."""
         cdef Frame frame
-        cdef uint64_t job_id
         cdef int64_t deadline = deadline_of(wait)
         self.join_as_client()
         frame.header_length = SUBMIT_HEADER
         frame.data = args
         frame.data_length = length
-        job_id = self.queue.client << 32 | self.next_sequence()
+        if job_id == 0:
+            job_id = self.queue.client << 32 | self.next_sequence()
         try:
             return self.submit_as(job_id, &frame, closure_id, options, wait, deadline)
         except BaseException:
@@ -770,7 +779,7 @@ cdef class QueueHandle(Mapped):
                 raise_code(code, self.file_path, f"{full}; every one is a finished job and nobody collects")
         return 0
 
-    def submit(self, Pass pass_ not None, *, priority=1, timeout=None, max_attempts=3, backoff=None, due=None, wait=None):
+    def submit(self, Pass pass_ not None, *, priority=1, timeout=None, max_attempts=3, backoff=None, due=None, wait=None, _job_id=0):
         """Hand a job in. When this returns, the job survives any process's death.
 
         Parameters
@@ -826,7 +835,7 @@ cdef class QueueHandle(Mapped):
         try:
             return self.submit_frame(
                 pass_.closure_id, <const uint8_t *> PyBytes_AS_STRING(pass_.args), PyBytes_GET_SIZE(pass_.args), &options,
-                wait,
+                wait, _job_id,
             )
         finally:
             self.leave()
@@ -849,7 +858,7 @@ cdef class QueueHandle(Mapped):
                 ):
                     decode_submit(frame)
                 return self.submit_frame(
-                    get_u32(text.data), text.data + SUBMIT_HEADER, text.length - SUBMIT_HEADER, &options, wait
+                    get_u32(text.data), text.data + SUBMIT_HEADER, text.length - SUBMIT_HEADER, &options, wait, 0
                 )
             finally:
                 text_done(&text)
@@ -1111,7 +1120,7 @@ cdef class QueueHandle(Mapped):
         return int(self.file_header["created_ns"])
 
     @property
-    def _identity(self):
+    def identity(self):
         """Number and incarnation of this handle in the table."""
         self.enter()
         try:
@@ -1120,7 +1129,7 @@ cdef class QueueHandle(Mapped):
         finally:
             self.leave()
 
-    def _is_alive(self, number, incarnation):
+    def is_alive(self, number, incarnation):
         """Does this incarnation of a participant live?"""
         cdef uint64_t slot, status
         self.enter()

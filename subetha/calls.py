@@ -123,6 +123,15 @@ class Options:
                 found[name] = getattr(others, name)
         return Options(**found)
 
+    def for_queue(self) -> dict[str, Any]:
+        """Make the arguments of `JobQueue.submit` of them, but for the time."""
+        return {
+            "priority": 1 if self.priority is None else self.priority,
+            "timeout": self.timeout,
+            "max_attempts": self.max_attempts or 3,
+            "backoff": self.backoff,
+        }
+
     def due_now(self) -> float | datetime | None:
         """Tell when a job that is handed in now may start; None: at once."""
         return self.due if self.delay is None else time.time() + self.delay

@@ -394,15 +394,7 @@ class Client:
         return future
 
     def _try_submit(self, pass_: Pass, options: Options, due: float | datetime | None, wait: float) -> int:
-        return self.queue.submit(
-            pass_,
-            priority=1 if options.priority is None else options.priority,
-            timeout=options.timeout,
-            max_attempts=options.max_attempts or 3,
-            backoff=options.backoff,
-            due=due,
-            wait=wait,
-        )
+        return self.queue.submit(pass_, due=due, wait=wait, **options.for_queue())
 
     def _submit_when_room(self, pass_: Pass, options: Options, due: float | datetime | None) -> int:
         help_ = self._help if self._help is not None and self._help.thread == threading.get_ident() else None

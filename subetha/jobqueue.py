@@ -13,6 +13,7 @@ Files of a queue (all made from the pool's geometry, so whoever opens it complet
 import contextlib
 import errno
 import os
+import threading
 import zlib
 from collections import Counter
 from collections.abc import Iterable
@@ -49,6 +50,17 @@ from subetha.layout import (
 from subetha.reboot import bring_up
 from subetha.routing import Registrations, check_map, map_sizes
 from subetha.sidecar import WaitingPolicy
+
+_opening = threading.RLock()
+
+
+def _after_fork() -> None:
+    global _opening
+    # another thread of the parent may have held it
+    _opening = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 Durability = Literal["process", "disk"]
 
@@ -391,25 +403,28 @@ class JobQueue(QueueHandle):
         MapFull
             The queue's map has no room to say so.
         """
-        return self._map_of_closures().take_place(self._identity, closure_id, places)
+        return self.registrations().take_place(self.identity, closure_id, places)
 
     def give_place(self, closure_id: int, place: int) -> None:
         """Give back what `take_place` gave."""
-        self._map_of_closures().give_place(self._identity, closure_id, place)
+        self.registrations().give_place(self.identity, closure_id, place)
 
     def _declare(self) -> None:
         # also after a fork, or where it could not be said the last time: then the same error would come at every claim
         self._set_declared()
         if self._runs or self._registrations is not None:
-            self._map_of_closures().say(self._identity, self._runs or ())
+            self.registrations().say(self.identity, self._runs or ())
 
-    def _map_of_closures(self) -> Registrations:
+    def registrations(self) -> Registrations:
+        """What the queue's participants have said of themselves and of certain jobs, for modules of this package."""
         if self._registrations is None:
-            self._registrations = Registrations(os.fsencode(self.path), self._created_ns, self._is_alive)
+            with _opening:
+                if self._registrations is None:
+                    self._registrations = Registrations(os.fsencode(self.path), self._created_ns, self.is_alive)
         return self._registrations
 
     def _live_closure_ids(self) -> set[int]:
-        return self._map_of_closures().live_ids()
+        return self.registrations().live_ids()
 
     def _forget(self) -> None:
         """Before the number is given up; what cannot be taken back now is removed by whoever meets it."""

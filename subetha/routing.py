@@ -2,13 +2,20 @@
 
     "R" closure id, participant, incarnation                      this one runs that closure id
     "P" closure id, number of the place -> participant, incarnation    this one runs a job of that closure id, in one of its places
+    "U" digest of a unique key -> PROMISE                         the job that has that key
+    "C" closure id -> PROMISE                                     the next job of a periodic one
 
-Each counts as long as that incarnation lives. Whoever meets one of one that has gone removes it, or takes its place.
+The first two count as long as that incarnation lives. Whoever meets one of one that has gone removes it, or takes its place.
+
+A PROMISE names a job before it is there: who hands in one that must not be there twice enters it, submits, and says that it did.
+Who dies in between leaves one that others settle: by looking whether the job is there.
 """
 
+import hashlib
 import os
 import struct
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from subetha import files
 from subetha._core import SharedHashMap
@@ -22,6 +29,48 @@ _PLACE_KEY = struct.Struct("<cIH")
 """What it is for, closure id, which place."""
 _WHO = struct.Struct("<HQ")
 """Number, incarnation."""
+_PROMISE = struct.Struct("<BQQHQ")
+
+
+class Promise(NamedTuple):
+    """What the map says of a job that is to be there once.
+
+    Attributes
+    ----------
+    is_there : bool
+        It was handed in; otherwise it may have been.
+    job_id, due_ns : int
+        Its number, and when it is due.
+    number, incarnation : int
+        Who hands it in.
+    """
+
+    is_there: bool
+    job_id: int
+    due_ns: int
+    number: int
+    incarnation: int
+
+    @classmethod
+    def read(cls, value: bytes | None) -> "Promise | None":
+        """Read one from the map; None where there is none, or something else."""
+        if value is None or len(value) != _PROMISE.size:
+            return None
+        is_there, *rest = _PROMISE.unpack(value)
+        return cls(bool(is_there), *rest)
+
+    def to_bytes(self) -> bytes:
+        return _PROMISE.pack(*self)
+
+
+def unique_key(key: str) -> bytes:
+    """What the map has for a unique key."""
+    return b"U" + hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+
+
+def periodic_key(closure_id: int) -> bytes:
+    """What the map has for a periodic job."""
+    return b"C" + closure_id.to_bytes(4, "little")
 
 
 def map_sizes(cells: int, participants: int) -> tuple[int, int, int]:
@@ -45,7 +94,11 @@ def check_map(directory: bytes, created_ns: int) -> None:
 
 
 class Registrations:
-    """What one handle of a queue has said that it runs, and what all have.
+    """What one handle of a queue has said, and what all have.
+
+    Attributes
+    ----------
+    map : SharedHashMap
 
     Parameters
     ----------
@@ -59,8 +112,8 @@ class Registrations:
 
     def __init__(self, directory: bytes, created_ns: int, is_alive: Callable[[int, int], bool]) -> None:
         check_map(directory, created_ns)
-        self._map = SharedHashMap.open(os.path.join(directory, b"map"))
-        self._is_alive = is_alive
+        self.map = SharedHashMap.open(os.path.join(directory, b"map"))
+        self.is_alive = is_alive
         self._identity = (0, 0)
         self._said: set[int] = set()
 
@@ -77,10 +130,10 @@ class Registrations:
             self._identity, self._said = identity, set()
         wanted = set(closure_ids)
         for closure_id in self._said - wanted:
-            self._map.pop(self._key(closure_id), b"")
+            self.map.pop(self._key(closure_id), b"")
             self._said.discard(closure_id)
         for closure_id in sorted(wanted - self._said):
-            self._map[self._key(closure_id)] = b""
+            self.map[self._key(closure_id)] = b""
             self._said.add(closure_id)
 
     def take_back(self) -> None:
@@ -94,17 +147,17 @@ class Registrations:
         """Find the closure ids that any live participant runs; the keys of others are removed."""
         found: set[int] = set()
         lives: dict[tuple[int, int], bool] = {}
-        for key in self._map:
+        for key in self.map:
             if len(key) != _KEY.size or key[:1] != _RUNS:
                 continue
             _, closure_id, number, incarnation = _KEY.unpack(key)
             who = (number, incarnation)
             if who not in lives:
-                lives[who] = self._is_alive(number, incarnation)
+                lives[who] = self.is_alive(number, incarnation)
             if lives[who]:
                 found.add(closure_id)
             else:
-                self._map.pop(key, b"")
+                self.map.pop(key, b"")
         return found
 
     def take_place(self, identity: tuple[int, int], closure_id: int, places: int) -> int | None:
@@ -112,18 +165,18 @@ class Registrations:
         me = _WHO.pack(*identity)
         for place in range(places):
             key = _PLACE_KEY.pack(_PLACE, closure_id, place)
-            if self._map.compare_and_swap(key, None, me):
+            if self.map.compare_and_swap(key, None, me):
                 return place
-            there = self._map.get(key)
-            is_held = there is not None and len(there) == _WHO.size and self._is_alive(*_WHO.unpack(there))
-            if not is_held and self._map.compare_and_swap(key, there, me):
+            there = self.map.get(key)
+            is_held = there is not None and len(there) == _WHO.size and self.is_alive(*_WHO.unpack(there))
+            if not is_held and self.map.compare_and_swap(key, there, me):
                 return place
         return None
 
     def give_place(self, identity: tuple[int, int], closure_id: int, place: int) -> None:
         """Give a place back that `take_place` gave."""
-        self._map.compare_and_swap(_PLACE_KEY.pack(_PLACE, closure_id, place), _WHO.pack(*identity), None)
+        self.map.compare_and_swap(_PLACE_KEY.pack(_PLACE, closure_id, place), _WHO.pack(*identity), None)
 
     def close(self) -> None:
         """Close the map."""
-        self._map.close()
+        self.map.close()

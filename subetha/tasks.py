@@ -11,7 +11,7 @@ import functools
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from datetime import datetime
+from datetime import datetime, tzinfo
 from typing import Any, Final, Generic, ParamSpec, Self, TypeVar, overload
 
 from subetha import calls
@@ -19,6 +19,7 @@ from subetha.errors import CallFailed
 from subetha.executor import Executor, default_executor
 from subetha.futures import JobFuture
 from subetha.pass_registry import DEFAULT_QUEUE, closure_id_of, default_registry
+from subetha.periodic import Periodic, Schedule, periodic_tasks
 
 __all__ = ["Task", "eager", "task"]
 
@@ -265,6 +266,8 @@ def task(
     at_most_once: bool = False,
     queue_name: str = DEFAULT_QUEUE,
     max_concurrency: int | None = None,
+    cron: str | None = None,
+    timezone: str | tzinfo = "UTC",
 ) -> Callable[[Callable[P, T]], Task[P, T]]: ...
 
 
@@ -281,6 +284,8 @@ def task(
     at_most_once: bool = False,
     queue_name: str = DEFAULT_QUEUE,
     max_concurrency: int | None = None,
+    cron: str | None = None,
+    timezone: str | tzinfo = "UTC",
 ) -> Any:
     """Make a function a task: ``@task`` or ``@task(timeout=10)``.
 
@@ -308,6 +313,12 @@ def task(
     max_concurrency : int, optional
         How many jobs of it may run at one time, in all workers of a queue directory that have imported its module; the others
         wait, and do not hold up jobs of other tasks. A job whose worker is stopped counts until that is over, too.
+    cron : str, optional
+        Run it by itself, without arguments, at the times that these five fields say: minute, hour, day of the month, month, day
+        of the week. The worker processes that have imported its module see to that; times at which there is none are made up
+        for by one run. One that takes longer than until the next time runs twice at once, unless `max_concurrency` says otherwise.
+    timezone : str or tzinfo
+        Whose clock `cron` means.
 
     Returns
     -------
@@ -329,6 +340,7 @@ def task(
         max_attempts = 1
     job_options = calls.Options(priority, timeout, max_attempts, backoff)
     retry_types = _exception_types(retry_on)
+    schedule = None if cron is None else Schedule.of(cron, timezone)
     _check_queue_name(queue_name)
     if max_concurrency is not None:
         if isinstance(max_concurrency, bool) or not isinstance(max_concurrency, int):
@@ -358,6 +370,11 @@ def task(
             )
         except ValueError as error:
             raise ValueError(f"task {error}: @subetha.task(name=...)") from None
+        # one of the same name that was here before may have been periodic
+        periodic_tasks.pop(made.home_id, None)
+        if schedule is not None:
+            data = calls.encode_call(None, (), {})
+            periodic_tasks[made.home_id] = Periodic(schedule, data, job_options.for_queue())
         return made
 
     return decorate if function is None else decorate(function)

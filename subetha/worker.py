@@ -26,6 +26,7 @@ from subetha.jobqueue import JobQueue
 from subetha.layout import UNKNOWN_AFTER_S, Role
 from subetha.logging import RecordHandler, file_handler
 from subetha.pass_registry import default_registry
+from subetha.periodic import Keeper, periodic_tasks
 from subetha.scheduler import WorkerLoop
 from subetha.sidecar import Sidecar
 
@@ -190,9 +191,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     job.running = job.Running(
         os.path.abspath(options.queue), loop, threading.get_ident(), os.getpid(), frozenset(options.modules)
     )
-    with queue, Sidecar() as sidecar:
+    with queue, Sidecar() as sidecar, contextlib.ExitStack() as stack:
         drain.attach(loop)
         try:
+            if periodic_tasks:
+                keeper = Keeper(options.queue, default_registry)
+                stack.callback(keeper.stop)
+                keeper.start()
             sidecar.register(queue)
             loop.run()
         finally:

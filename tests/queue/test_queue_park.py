@@ -520,7 +520,7 @@ def test_what_a_live_handle_runs_is_never_answered_for_it(make, participant):
 
     eventually(is_answered, "it was answered")
     assert isinstance(queue.recv(WAIT_S).result, UnknownClosureId)
-    assert len(worker._map_of_closures()._map) == 1, "the dead one's key was removed"
+    assert len(worker.registrations().map) == 1, "the dead one's key was removed"
 
 
 def test_a_handle_that_closes_or_says_something_else_takes_back_what_it_said(make):
@@ -533,7 +533,7 @@ def test_a_handle_that_closes_or_says_something_else_takes_back_what_it_said(mak
     assert queue._live_closure_ids() == set()
     other.runs({5})
     other.close()
-    assert len(queue._map_of_closures()._map) == 0
+    assert len(queue.registrations().map) == 0
 
 
 def test_an_empty_set_runs_nothing_and_answers_for_nobody_in_time(make):
@@ -559,16 +559,16 @@ def test_a_forked_child_says_under_its_own_number_what_it_runs(make, run_script)
         """
         queue = JobQueue.open(sys.argv[1])
         queue.runs({7})
-        before = queue._identity
+        before = queue.identity
         def child():
             try:
                 queue.try_claim()
             except Empty:
                 pass
-            assert queue._identity != before
-            registered = queue._map_of_closures()
+            assert queue.identity != before
+            registered = queue.registrations()
             assert registered.live_ids() == {7}
-            assert len(registered._map) == 2
+            assert len(registered.map) == 2
             queue.close()
         wait_for([fork(child)])
         assert queue._live_closure_ids() == {7}
