@@ -88,6 +88,12 @@ cdef inline uint8_t *block_data(Arena *arena, uint64_t ref) noexcept nogil:
     return arena.base + arena.data[size_class] + (<uint64_t> <uint32_t> ref) * block_size(size_class)
 
 
+cdef inline uint64_t arena_end(Arena *arena) noexcept nogil:
+    """Where its file ends."""
+    cdef uint32_t last = arena.classes - 1
+    return arena.data[last] + arena.counts[last] * block_size(last)
+
+
 cdef inline uint8_t *block_of(Arena *arena, uint64_t ref, uint64_t length, uint64_t cell, uint64_t version) noexcept nogil:
     """The data of a block that belongs to (cell, version) and holds `length` bytes, else NULL: nothing else is read."""
     cdef uint64_t *word = block_word(arena, ref)

@@ -19,6 +19,9 @@ cdef extern from "process.h" nogil:
         int64_t unlinked
         int64_t inherited
     int64_t monotonic_ns()
+    void *map_private(int fd, int64_t offset, size_t length)
+    int keep_private(void *at, size_t length)
+    int munmap(void *at, size_t length)
     int64_t realtime_ns()
     void futex_wait_u32(uint32_t *word, uint32_t value, int64_t ns)
     int futex_wake_u32(uint32_t *word, int most)

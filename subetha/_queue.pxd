@@ -100,13 +100,19 @@ ctypedef struct JobOptions:
     uint8_t priority
     uint8_t doublings       # of the backoff
 
+ctypedef struct Piece:
+    const uint8_t *data
+    uint64_t length
+
 ctypedef struct Frame:
     # headers made beforehand (the second one for a block: "the data is all that follows"), and the data
     uint8_t header[10]
     uint8_t block_header[10]
     uint64_t header_length
-    const uint8_t *data
-    uint64_t data_length
+    const uint8_t *data     # NULL: it lies in pieces
+    const Piece *pieces
+    uint64_t pieces_count
+    uint64_t data_length    # of all of it
     uint32_t crc32          # of a durable queue's job or result, else 0
 
 
@@ -325,6 +331,7 @@ cdef inline Code frame_store(
     cdef uint64_t length = frame.header_length + frame.data_length
     cdef uint8_t *at = area
     cdef uint8_t *header = frame.header
+    cdef uint64_t n
     cdef Code code
     block[0] = 0
     if length > area_bytes:
@@ -335,7 +342,13 @@ cdef inline Code frame_store(
         at = block_data(&q.arena, block[0])
         header = frame.block_header
     memcpy(at, header, frame.header_length)
-    memcpy(at + frame.header_length, frame.data, frame.data_length)
+    at += frame.header_length
+    if frame.data != NULL:
+        memcpy(at, frame.data, frame.data_length)
+    else:
+        for n in range(frame.pieces_count):
+            memcpy(at, frame.pieces[n].data, frame.pieces[n].length)
+            at += frame.pieces[n].length
     if block[0]:
         block_link(&q.arena, block[0], index, version)
     return OK

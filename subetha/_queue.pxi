@@ -8,6 +8,7 @@ cdef extern from "fcntl.h" nogil:
 
 cdef enum:
     ROOM_TRIES = 64         # at a place in the table that others make room in
+    LONG_FRAME = 65536      # bytes that are not copied under the GIL
     CANCEL_MS = 1000        # for a job that runs to be ended
     LIVE_SHARE = 10         # in each tenth of `unknown_after` it is found out once what others know
     IDLE_QUOTA_MS = 2000    # at its quota, with every job finished and nobody collecting: then Full is said
@@ -62,6 +63,43 @@ cdef int put_backoff(JobOptions *options, object backoff) except -1:
         factor /= 2
         options.doublings += 1
     return 0
+
+
+@cython.final
+cdef class _Pieces:
+    """Buffers that make up the data of one frame together."""
+
+    cdef Piece *pieces
+    cdef Py_buffer *views
+    cdef uint64_t count
+    cdef uint64_t length
+
+    def __cinit__(self, buffers):
+        cdef tuple held = tuple(buffers)
+        cdef Py_ssize_t n = len(held)
+        self.views = <Py_buffer *> malloc((n + 1) * sizeof(Py_buffer))
+        self.pieces = <Piece *> malloc((n + 1) * sizeof(Piece))
+        if self.views == NULL or self.pieces == NULL:
+            raise MemoryError
+        for buffer in held:
+            PyObject_GetBuffer(buffer, &self.views[self.count], PyBUF_SIMPLE)
+            self.pieces[self.count].data = <const uint8_t *> self.views[self.count].buf
+            self.pieces[self.count].length = self.views[self.count].len
+            self.length += self.views[self.count].len
+            self.count += 1
+
+    cdef void put(self, Frame *frame) noexcept:
+        frame.data = NULL
+        frame.pieces = self.pieces
+        frame.pieces_count = self.count
+        frame.data_length = self.length
+
+    def __dealloc__(self):
+        cdef uint64_t n
+        for n in range(self.count):
+            PyBuffer_Release(&self.views[n])
+        free(self.views)
+        free(self.pieces)
 
 
 @cython.final
@@ -419,14 +457,17 @@ cdef class QueueHandle(Mapped):
     cdef uint32_t frame_crc32(self, Frame *frame, uint64_t area, object job) except? 0:
         """The CRC-32 of a durable queue's frame, as it will lie in its area or in a block; `job`: the numbers of job_crc32."""
         cdef const uint8_t *header = frame.header
+        cdef uint64_t n
         if not self.queue.is_durable:
             return 0
         if frame.header_length + frame.data_length > area:
             header = frame.block_header
-        parts = (
-            PyBytes_FromStringAndSize(<const char *> header, frame.header_length),
-            PyMemoryView_FromMemory(<char *> frame.data, frame.data_length, PyBUF_READ),
-        )
+        parts = [PyBytes_FromStringAndSize(<const char *> header, frame.header_length)]
+        if frame.data != NULL:
+            parts.append(PyMemoryView_FromMemory(<char *> frame.data, frame.data_length, PyBUF_READ))
+        else:
+            for n in range(frame.pieces_count):
+                parts.append(PyMemoryView_FromMemory(<char *> frame.pieces[n].data, frame.pieces[n].length, PyBUF_READ))
         return layout.result_crc32(*parts) if job is None else layout.job_crc32(job, *parts)
 
     @cython.final
@@ -684,19 +725,16 @@ cdef class QueueHandle(Mapped):
 
     @cython.final
     cdef uint64_t submit_frame(
-        self, uint32_t closure_id, const uint8_t *args, uint64_t length, JobOptions *options, object wait, uint64_t job_id
+        self, Frame *frame, uint32_t closure_id, JobOptions *options, object wait, uint64_t job_id
     ) except 0:
         """Submit, waiting up to `wait` for a cell; the job id, which is a new one where `job_id` is 0."""
-        cdef Frame frame
         cdef int64_t deadline = deadline_of(wait)
         self.join_as_client()
         frame.header_length = SUBMIT_HEADER
-        frame.data = args
-        frame.data_length = length
         if job_id == 0:
             job_id = self.queue.client << 32 | self.next_sequence()
         try:
-            return self.submit_as(job_id, &frame, closure_id, options, wait, deadline)
+            return self.submit_as(job_id, frame, closure_id, options, wait, deadline)
         except BaseException:
             self.is_pending_still(<uint32_t> job_id)
             raise
@@ -724,7 +762,7 @@ cdef class QueueHandle(Mapped):
                         options.max_attempts, options.priority, options.doublings,
                     ),
                 )
-                if self.queue.is_durable:
+                if self.queue.is_durable or frame.data_length >= LONG_FRAME:
                     with nogil:
                         code = queue_submit(&self.queue, frame, job_id, options)
                 else:
@@ -779,7 +817,10 @@ cdef class QueueHandle(Mapped):
                 raise_code(code, self.file_path, f"{full}; every one is a finished job and nobody collects")
         return 0
 
-    def submit(self, Pass pass_ not None, *, priority=1, timeout=None, max_attempts=3, backoff=None, due=None, wait=None, _job_id=0):
+    def submit(
+        self, Pass pass_ not None, *, priority=1, timeout=None, max_attempts=3, backoff=None, due=None, wait=None, _job_id=0,
+        _args=None
+    ):
         """Hand a job in. When this returns, the job survives any process's death.
 
         Parameters
@@ -815,6 +856,9 @@ cdef class QueueHandle(Mapped):
             An option outside its limits, or the handle is closed.
         """
         cdef JobOptions options
+        cdef Frame frame
+        # `_args`: the pass's arguments, in pieces
+        cdef _Pieces pieces = None if _args is None else _Pieces(_args)
         check_number("priority", priority, 0, LEVELS - 1)
         check_number("max_attempts", max_attempts, 1, 65_535)
         options.priority = priority
@@ -831,12 +875,13 @@ cdef class QueueHandle(Mapped):
             options.due_ns = due_ns_of(due)
             if options.due_ns <= due_now(&self.queue):
                 options.due_ns = 0
+        frame.data = <const uint8_t *> PyBytes_AS_STRING(pass_.args)
+        frame.data_length = PyBytes_GET_SIZE(pass_.args)
+        if pieces is not None:
+            pieces.put(&frame)
         self.enter()
         try:
-            return self.submit_frame(
-                pass_.closure_id, <const uint8_t *> PyBytes_AS_STRING(pass_.args), PyBytes_GET_SIZE(pass_.args), &options,
-                wait, _job_id,
-            )
+            return self.submit_frame(&frame, pass_.closure_id, &options, wait, _job_id)
         finally:
             self.leave()
 
@@ -844,6 +889,7 @@ cdef class QueueHandle(Mapped):
         """Submit a job given as a submit frame; its token is replaced by the job id's lower half."""
         cdef Text text
         cdef JobOptions options
+        cdef Frame held
         options.priority = 1
         options.max_attempts = 3
         options.timeout_ms = options.keep_s = options.backoff_ms = 0
@@ -857,9 +903,9 @@ cdef class QueueHandle(Mapped):
                     get_u16(text.data + 8) != text.length - SUBMIT_HEADER and get_u16(text.data + 8) != REST_OF_FRAME
                 ):
                     decode_submit(frame)
-                return self.submit_frame(
-                    get_u32(text.data), text.data + SUBMIT_HEADER, text.length - SUBMIT_HEADER, &options, wait, 0
-                )
+                held.data = text.data + SUBMIT_HEADER
+                held.data_length = text.length - SUBMIT_HEADER
+                return self.submit_frame(&held, get_u32(text.data), &options, wait, 0)
             finally:
                 text_done(&text)
         finally:
@@ -1589,6 +1635,55 @@ cdef class QueueHandle(Mapped):
 
 
 @cython.final
+cdef class MappedPayload:
+    """A job's bytes in a mapping of their own, read-only; a buffer. Not made directly: `JobClaim.map_payload`."""
+
+    cdef void *data
+    cdef uint64_t length
+    cdef int64_t exports
+
+    def __init__(self):
+        raise TypeError("a mapped payload comes from a claim")
+
+    def __len__(self):
+        return self.length
+
+    def __getbuffer__(self, Py_buffer *buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, self.data, self.length, 1, flags)
+        private_add(&self.exports, 1)
+
+    def __releasebuffer__(self, Py_buffer *buffer):
+        private_add(&self.exports, -1)
+
+    def view(self):
+        """Read-only memoryview (uint8, shape (length,)) of it."""
+        return memoryview(self)
+
+    def keep(self):
+        """See to it that what is used of it for longer than the claim lives stays as it is; to be called before the claim's end.
+
+        Returns
+        -------
+        bool
+            Whether anything is. Then this has made a copy of all.
+
+        Raises
+        ------
+        MemoryError
+            There is no room for that.
+        """
+        if private_get(&self.exports) == 0:
+            return False
+        if keep_private(self.data, self.length) != 0:
+            raise MemoryError(f"no room to keep {self.length} bytes of a job that are still in use")
+        return True
+
+    def __dealloc__(self):
+        if self.data != NULL:
+            munmap(self.data, self.length)
+
+
+@cython.final
 cdef class JobClaim(Claim):
     """A job claimed from a queue: its payload is the submit frame; `reply` sends a result frame to its client."""
 
@@ -1697,47 +1792,92 @@ cdef class JobClaim(Claim):
         ValueError, BufferError
             As `ack`.
         """
-        cdef QueueHandle handle = <QueueHandle> self.holder
         cdef Text text
         cdef Frame frame
-        cdef Mailbox box
-        cdef Code code
         self.check()
-        handle.enter()
+        self.holder.enter()
         try:
             text_of(payload, &text)
             try:
                 if not result_is_well_formed(text.data, text.length):
                     decode_result(payload)
-                self.check_held(handle)
-                self.begin_end()
-                if queue_mailbox(&handle.queue, self.job_id >> 48, &box):
-                    frame.header_length = RESULT_HEADER
-                    frame.data = text.data + RESULT_HEADER
-                    frame.data_length = text.length - RESULT_HEADER
-                    put_result_header(frame.header, <uint32_t> self.job_id, text.data[4], frame.data_length)
-                    put_result_header(frame.block_header, <uint32_t> self.job_id, text.data[4], REST_OF_FRAME)
-                    frame.crc32 = handle.frame_crc32(&frame, handle.queue.result_bytes, None)
-                    if handle.queue.is_durable:
-                        with nogil:
-                            code = queue_finish(&handle.queue, &box, self.job_id, self.cell, self.word, &frame)
-                    else:
-                        code = queue_finish(&handle.queue, &box, self.job_id, self.cell, self.word, &frame)
-                else:
-                    # nobody can have submitted this
-                    code = OK if job_free_if(&handle.queue, self.cell, self.word) else LOST
-                if code == NO_BLOCK or code == NO_DISK:
-                    private_set(&self.is_over, 0)
-                    handle.raise_arena(code, text.length)
-                if code == LOST:
-                    self.lose(handle)
-                if code != OK:
-                    handle.repair()
-                handle.check_synced()
+                frame.data = text.data + RESULT_HEADER
+                frame.data_length = text.length - RESULT_HEADER
+                self.answer(&frame, text.data[4])
             finally:
                 text_done(&text)
         finally:
-            handle.leave()
+            self.holder.leave()
+
+    def map_payload(self):
+        """The payload in a mapping of its own, which costs no copy, and outlives the claim where it is used for longer.
+
+        Returns
+        -------
+        MappedPayload or None
+            None where the payload lies in the job's cell.
+
+        Raises
+        ------
+        MemoryError
+            It could not be mapped.
+        """
+        cdef QueueHandle handle = <QueueHandle> self.holder
+        cdef Arena *arena = &handle.queue.arena
+        cdef MappedPayload made
+        cdef void *at
+        self.check()
+        if not arena.base <= self.data < arena.base + arena_end(arena):
+            return None
+        at = map_private(arena.fd, self.data - arena.base, self.length)
+        if at == NULL:
+            raise MemoryError(f"{handle.file_path}: no room to map {self.length} bytes")
+        made = MappedPayload.__new__(MappedPayload)
+        made.data = at
+        made.length = self.length
+        return made
+
+    def reply_in_pieces(self, pieces):
+        """As `reply`, with a value whose bytes lie in several buffers, one behind the other."""
+        cdef Frame frame
+        cdef _Pieces held = _Pieces(pieces)
+        self.check()
+        self.holder.enter()
+        try:
+            held.put(&frame)
+            self.answer(&frame, STATUS_OK)
+        finally:
+            self.holder.leave()
+
+    @cython.final
+    cdef int answer(self, Frame *frame, uint32_t status) except -1:
+        cdef QueueHandle handle = <QueueHandle> self.holder
+        cdef Mailbox box
+        cdef Code code
+        self.check_held(handle)
+        self.begin_end()
+        if queue_mailbox(&handle.queue, self.job_id >> 48, &box):
+            frame.header_length = RESULT_HEADER
+            put_result_header(frame.header, <uint32_t> self.job_id, status, frame.data_length)
+            put_result_header(frame.block_header, <uint32_t> self.job_id, status, REST_OF_FRAME)
+            frame.crc32 = handle.frame_crc32(frame, handle.queue.result_bytes, None)
+            if handle.queue.is_durable or frame.data_length >= LONG_FRAME:
+                with nogil:
+                    code = queue_finish(&handle.queue, &box, self.job_id, self.cell, self.word, frame)
+            else:
+                code = queue_finish(&handle.queue, &box, self.job_id, self.cell, self.word, frame)
+        else:
+            # nobody can have submitted this
+            code = OK if job_free_if(&handle.queue, self.cell, self.word) else LOST
+        if code == NO_BLOCK or code == NO_DISK:
+            private_set(&self.is_over, 0)
+            handle.raise_arena(code, frame.data_length + RESULT_HEADER)
+        if code == LOST:
+            self.lose(handle)
+        if code != OK:
+            handle.repair()
+        handle.check_synced()
+        return 0
 
     cdef int finish(self, bint back) except -1:
         """End the claim without a result."""
@@ -1819,7 +1959,7 @@ cdef class JobClaim(Claim):
             handle.leave()
 
     def leave_to_others(self):
-        """Put the job back, uncharged, for whoever runs it: as one that this handle has claimed and does not know (`JobQueue.runs`).
+        """Put the job back, uncharged, for whoever runs it, as one that this handle does not know (`JobQueue.runs`).
 
         Raises
         ------

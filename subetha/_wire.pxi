@@ -4,6 +4,7 @@ cdef enum:
     SUBMIT_HEADER = 10      # closure_id u32 | token u32 | arg_len u16
     RESULT_HEADER = 7       # token u32 | status u8 | result_len u16
     REST_OF_FRAME = 0xFFFF  # as a length: the data is all that follows
+    STATUS_OK = 0
     STATUS_ERROR = 1
     STATUS_PICKLED = 2      # beside STATUS_ERROR: behind the text and a NUL the exception follows, pickled
     STATUS_IN_BLOCK = 0x80

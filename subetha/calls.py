@@ -23,7 +23,7 @@ from typing import Any, Final, TypeAlias
 
 from subetha.errors import CallFailed, ExecutionError, RemoteTraceback, TryAgain
 from subetha.layout import PRIORITIES, align
-from subetha.pass_registry import default_registry
+from subetha.pass_registry import Pieces, default_registry, joined, takes_buffers
 
 __all__ = [
     "CALL_ID",
@@ -173,6 +173,14 @@ class Registered:
         raise NotImplementedError
 
 
+def keep_memory_warm() -> None:
+    """Let the C library keep some 60 MB of what is freed: arguments and results come and go, and fresh pages cost more than copies.
+
+    glibc learns how much to keep from the longest piece of memory that was freed (up to 32 MiB). Not touched, that costs nothing.
+    """
+    bytes(31 * 2**20)
+
+
 class _Long:
     """Stands for long bytes in a pickle, so that they can lie out of band."""
 
@@ -189,8 +197,10 @@ def _set_long_aside(value: object) -> object:
     return _Long(value) if type(value) is bytes and len(value) >= OUT_OF_BAND_BYTES else value
 
 
-def dumps(value: object) -> bytes:
+def dumps(value: object) -> bytes | Pieces:
     """Pickle a value, so that another process can make it again.
+
+    Where long buffers belong to it they are not copied: what comes back refers to them.
 
     Parameters
     ----------
@@ -223,30 +233,32 @@ def dumps(value: object) -> bytes:
 
         buffers.clear()
         data = cloudpickle.dumps(value, _PROTOCOL, buffer_callback=is_in_band)
-    return _join(data, buffers) if buffers else data
+    return _in_pieces(data, buffers) if buffers else data
 
 
-def _join(data: bytes, buffers: Sequence[memoryview]) -> bytes:
-    parts: list[bytes | memoryview] = [
-        _HEAD.pack(_WITH_BUFFERS, len(buffers), len(data)),
-        struct.pack(f"<{len(buffers)}Q", *(buffer.nbytes for buffer in buffers)),
-        data,
-    ]
+def _in_pieces(data: bytes, buffers: Sequence[memoryview]) -> Pieces:
+    pieces = Pieces(
+        (
+            _HEAD.pack(_WITH_BUFFERS, len(buffers), len(data)),
+            struct.pack(f"<{len(buffers)}Q", *(buffer.nbytes for buffer in buffers)),
+            data,
+        )
+    )
     at = _HEAD.size + 8 * len(buffers) + len(data)
     for buffer in buffers:
-        parts += (bytes(align(at, ALIGNMENT) - at), buffer)
+        pieces += (bytes(align(at, ALIGNMENT) - at), buffer)
         at = align(at, ALIGNMENT) + buffer.nbytes
-    return b"".join(parts)
+    return pieces
 
 
-def loads(data: bytes, *, is_writable: bool = False) -> Any:
+def loads(data: bytes | bytearray | memoryview, *, is_writable: bool = False) -> Any:
     """Make a value again that `dumps` has pickled; its buffers stay where they are, read-only, and keep `data` alive.
 
     Parameters
     ----------
-    data : bytes
+    data : bytes-like
     is_writable : bool
-        Copy them, so that they can be written to.
+        Copy them where `data` cannot be written to, so that they can.
 
     Raises
     ------
@@ -258,6 +270,7 @@ def loads(data: bytes, *, is_writable: bool = False) -> Any:
     _, count, length = _HEAD.unpack_from(data)
     lengths = struct.unpack_from(f"<{count}Q", data, _HEAD.size)
     view = memoryview(data)
+    is_copied = is_writable and view.readonly
     at = _HEAD.size + 8 * count
     pickled = view[at : at + length]
     at += length
@@ -265,24 +278,27 @@ def loads(data: bytes, *, is_writable: bool = False) -> Any:
     for length in lengths:
         at = align(at, ALIGNMENT)
         part = view[at : at + length]
-        buffers.append(bytearray(part) if is_writable else part)
+        buffers.append(bytearray(part) if is_copied else part)
         at += length
     if at != len(data):
         raise ValueError(f"expected {at} bytes of a pickle and its buffers, found {len(data)}")
     return pickle.loads(pickled, buffers=buffers)
 
 
-def encode_call(function: Callable[..., object] | None, args: Sequence[object], kwargs: Mapping[str, object]) -> bytes:
+def encode_call(
+    function: Callable[..., object] | None, args: Sequence[object], kwargs: Mapping[str, object]
+) -> bytes | Pieces:
     """Pickle a call: with its function for `CALL_ID`, without (None) for a task."""
     args = tuple(map(_set_long_aside, args))
     return dumps((args, kwargs) if function is None else (function, args, kwargs))
 
 
-def _run_call(data: bytes) -> bytes | CallFailed:
+@takes_buffers
+def _run_call(data: bytes | memoryview) -> bytes | Pieces | CallFailed:
     return run(None, data)
 
 
-def run(function: Registered | None, data: bytes) -> bytes | CallFailed:
+def run(function: Registered | None, data: bytes | memoryview) -> bytes | Pieces | CallFailed:
     """Run a job: unpickle what it holds, call, pickle what comes of it.
 
     Parameters
@@ -292,7 +308,7 @@ def run(function: Registered | None, data: bytes) -> bytes | CallFailed:
 
     Returns
     -------
-    bytes or CallFailed
+    bytes, Pieces or CallFailed
         The value, or what was raised: anything at all, `SystemExit` and `KeyboardInterrupt` included; `TryAgain` where the
         function is to be tried again after that.
     """
@@ -312,11 +328,11 @@ def failure(error: BaseException, kind: type[CallFailed] = CallFailed) -> CallFa
     text = "".join(traceback.format_exception_only(error)).strip()
     trace = "".join(traceback.format_exception(type(error), error, _below_this_module(error.__traceback__)))
     try:
-        pickled = dumps(error)
+        pickled = joined(dumps(error))
     except Exception as unpickled:
         pickled = b""
         text += f" (it could not be pickled: {type(unpickled).__name__}: {unpickled})"
-    return kind(text, dumps((trace, pickled)))
+    return kind(text, joined(dumps((trace, pickled))))
 
 
 def _below_this_module(trace: TracebackType | None) -> TracebackType | None:
@@ -326,7 +342,7 @@ def _below_this_module(trace: TracebackType | None) -> TracebackType | None:
     return trace
 
 
-def outcome_of(result: bytes | BaseException) -> Outcome:
+def outcome_of(result: bytes | bytearray | BaseException) -> Outcome:
     """Make of a job's result what its caller gets; what cannot be unpickled becomes an `ExecutionError`.
 
     Parameters

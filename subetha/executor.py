@@ -22,6 +22,7 @@ from subetha import calls, files, job
 from subetha.crew import Crew
 from subetha.errors import Full
 from subetha.futures import JobFuture
+from subetha.pass_registry import Pieces, joined
 from subetha.transport import backoff
 
 __all__ = ["Executor", "default_executor", "set_default_executor"]
@@ -132,7 +133,7 @@ class Executor(concurrent.futures.Executor):
         if here is not None and queue is not None and os.path.abspath(os.fsdecode(queue)) == here.queue_path:
             # Of the other workers of this queue no more is known than of this one.
             self._modules = here.modules
-        started = None if initializer is None else calls.dumps((initializer, tuple(initargs)))
+        started = None if initializer is None else joined(calls.dumps((initializer, tuple(initargs))))
         # the first one runs what brings its function along
         modules = (calls.__name__, *modules)
         self._crew = Crew(workers, queue, modules, queue_names, started, limits, log_level, arena_bytes)
@@ -169,7 +170,7 @@ class Executor(concurrent.futures.Executor):
 
     def _encoded(
         self, fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
-    ) -> tuple[int, bytes, calls.Options]:
+    ) -> tuple[int, bytes | Pieces, calls.Options]:
         """What `Client.submit` takes."""
         closure_id = calls.CALL_ID
         function: Callable[..., object] | None = fn

@@ -27,17 +27,21 @@ from concurrent.futures import CancelledError, Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeout
 from concurrent.futures._base import CANCELLED_AND_NOTIFIED, FINISHED, PENDING
 from datetime import datetime
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from subetha._core import Pass, SubmittedResult
-from subetha.calls import Options, Outcome, outcome_of
+from subetha.calls import Options, Outcome, keep_memory_warm, outcome_of
 from subetha.errors import ArenaFull, ArenaTooSmall, Empty, Full, JobCancelled, PassError
 from subetha.jobqueue import JobQueue
 from subetha.layout import STATE_SHIFT, CellState
+from subetha.pass_registry import Pieces
 
 __all__ = ["Client", "JobFuture"]
 
 T = TypeVar("T")
+
+# What is submitted, and its arguments where they are in pieces.
+_Job: TypeAlias = tuple[Pass, Pieces | None]
 
 BATCH = 256
 """So many results are taken in a row before anything else is looked at."""
@@ -341,6 +345,7 @@ class Client:
         self._failure: BaseException | None = None
         self._closed = False
         self._pid = os.getpid()
+        keep_memory_warm()
 
     def __len__(self) -> int:
         """How many futures are pending."""
@@ -357,7 +362,7 @@ class Client:
                 f"this future belongs to process {self._pid}, which forked this one ({os.getpid()}); its result goes there"
             )
 
-    def submit(self, closure_id: int, data: bytes, options: Options, *, wait: bool = True) -> JobFuture[Any]:
+    def submit(self, closure_id: int, data: bytes | Pieces, options: Options, *, wait: bool = True) -> JobFuture[Any]:
         """Hand a job in and give its future; waits while there is no room, collecting results meanwhile.
 
         Raises
@@ -369,10 +374,10 @@ class Client:
         ArenaFull
             No block is left, and none is held by jobs of this client, so it would be of no use to wait for these.
         """
-        pass_ = Pass(closure_id, data)
+        job = (Pass(closure_id, data), None) if isinstance(data, bytes) else (Pass(closure_id), data)
         due = options.due_now()
         try:
-            job_id = self._try_submit(pass_, options, due, 0)
+            job_id = self._try_submit(job, options, due, 0)
         except ArenaTooSmall:
             raise
         except (ArenaFull, Full) as error:
@@ -382,7 +387,7 @@ class Client:
             if not wait:
                 self.collect_what_is_there()
                 raise Full(str(error)) from error
-            job_id = self._submit_when_room(pass_, options, due)
+            job_id = self._submit_when_room(job, options, due)
         future: JobFuture[Any] = JobFuture(self, job_id)
         if due is not None:
             future._is_for_later = True
@@ -393,10 +398,11 @@ class Client:
             self.fail(self._failure)
         return future
 
-    def _try_submit(self, pass_: Pass, options: Options, due: float | datetime | None, wait: float) -> int:
-        return self.queue.submit(pass_, due=due, wait=wait, **options.for_queue())
+    def _try_submit(self, job: _Job, options: Options, due: float | datetime | None, wait: float) -> int:
+        pass_, pieces = job
+        return self.queue.submit(pass_, due=due, wait=wait, _args=pieces, **options.for_queue())
 
-    def _submit_when_room(self, pass_: Pass, options: Options, due: float | datetime | None) -> int:
+    def _submit_when_room(self, job: _Job, options: Options, due: float | datetime | None) -> int:
         help_ = self._help if self._help is not None and self._help.thread == threading.get_ident() else None
         while True:
             # In a job: what takes the room may be jobs that wait for this very worker.
@@ -405,7 +411,7 @@ class Client:
             # It may be this client's own results that take the room.
             wait = 0.0 if self._lead(lambda: self._collect(ROOM_S)) else ROOM_S
             try:
-                return self._try_submit(pass_, options, due, wait)
+                return self._try_submit(job, options, due, wait)
             except ArenaFull:
                 if not self._pending:
                     raise

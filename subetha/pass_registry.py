@@ -30,16 +30,36 @@ __all__ = [
     "unregister",
 ]
 
-PassResult: TypeAlias = bytes | PassError
+
+class Pieces(list[bytes | memoryview]):
+    """Bytes in several pieces, one behind the other: for a long result that is not to be copied together first."""
+
+    __slots__ = ()
+
+
+def joined(data: bytes | Pieces) -> bytes:
+    """Copy pieces together."""
+    return b"".join(data) if isinstance(data, Pieces) else data
+
+
+PassResult: TypeAlias = bytes | Pieces | PassError
 """What a pass comes to: the bytes of its handler, or the error in their place."""
 
-Handler: TypeAlias = Callable[[bytes], bytes | bytearray | memoryview | PassError]
+Handler: TypeAlias = Callable[[bytes], bytes | bytearray | memoryview | Pieces | PassError]
 """Takes the argument bytes of a pass, gives its result."""
 
 DEFAULT_QUEUE: Final = "default"
 """Name of the queue of handlers that say no other."""
 
 _H = TypeVar("_H", bound=Handler)
+_C = TypeVar("_C", bound=Callable[..., object])
+
+
+def takes_buffers(handler: _C) -> _C:
+    """Mark a handler that takes long arguments as a memoryview, where they lie, in place of bytes."""
+    handler.takes_buffers = True  # type: ignore[attr-defined]
+    return handler
+
 
 _CLOSURE_ID_END = 2**32
 
@@ -273,13 +293,19 @@ class PassRegistry:
             becomes an `ExecutionError` with the text ``ClassName: message`` and the exception as its ``__cause__``,
             and so does a result of another type. `UnknownClosureId` where no handler is registered.
         """
-        closure_id = pass_.closure_id
+        return self._run(pass_.closure_id, self._handlers.get(pass_.closure_id), pass_.args)
+
+    def execute_in_place(self, closure_id: int, args: memoryview) -> PassResult:
+        """As `execute`, without a copy of the arguments where the handler `takes_buffers`."""
         handler = self._handlers.get(closure_id)
+        return self._run(closure_id, handler, args if getattr(handler, "takes_buffers", False) else bytes(args))
+
+    def _run(self, closure_id: int, handler: Any, args: bytes | memoryview) -> PassResult:
         if handler is None:
             return UnknownClosureId(f"closure id {closure_id}: no handler is registered in this process")
         try:
-            result = handler(pass_.args)
-            if type(result) is bytes:
+            result = handler(args)
+            if type(result) is bytes or type(result) is Pieces:
                 return result
             if isinstance(result, PassError):
                 # Whoever sends it needs its text, and __str__ is the handler's code as well.

@@ -15,7 +15,7 @@ from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Protocol, Self, runtime_checkable
 
-from subetha._core import HeartbeatTable, JobClaim, Pass, SharedDeque, SharedRing, SubmittedResult
+from subetha._core import HeartbeatTable, JobClaim, MappedPayload, Pass, SharedDeque, SharedRing, SubmittedResult
 from subetha.dispatcher import MmfDispatcher, MmfFamily, MmfWorkloadShape
 from subetha.errors import (
     ArenaFull,
@@ -32,7 +32,7 @@ from subetha.errors import (
 )
 from subetha.failover import FailoverWatchdog, ReclaimReport
 from subetha.layout import MAX_CELLS, MAX_PARTICIPANTS, MIN_CELLS, Role
-from subetha.pass_registry import PassRegistry, default_registry
+from subetha.pass_registry import PassRegistry, PassResult, Pieces, default_registry, joined
 from subetha.sidecar import AdaptiveInstance, HandshakeHeader, NoMigrationPolicy, ObservationRing, Policy, WaitingPolicy
 from subetha.transport import (
     LONGEST_PAUSE_S,
@@ -53,7 +53,15 @@ from subetha.transport import (
     pop_up_to,
     reply_limit,
 )
-from subetha.wire import STATUS_ERROR, decode_result, decode_submit, encode_result, encode_submit, submit_token
+from subetha.wire import (
+    STATUS_ERROR,
+    SUBMIT_HEADER_BYTES,
+    decode_result,
+    decode_submit,
+    encode_result,
+    encode_submit,
+    submit_token,
+)
 
 __all__ = ["BackgroundScheduler", "ResultCollector", "Submitter", "WorkerLoop"]
 
@@ -63,6 +71,9 @@ STOP_CHECK_S = 0.1
 # So long (s) a worker waits for room in the arena before its result becomes an error.
 ARENA_PATIENCE_S = 10.0
 
+# A job with a longer frame is read where it lies, in a mapping of its own, which then costs less than a copy.
+MAPPED_BYTES = 2**17
+
 # So many claims in a row that the transport fails with a TransportError end a worker loop.
 CLAIM_FAILURES_LIMIT = 100
 
@@ -70,6 +81,7 @@ CLAIM_FAILURES_LIMIT = 100
 IN_FLIGHT_BIT = 0
 DEEPEST = 32
 
+CLOSURE_ID_BYTES = 4
 _LAST_TOKEN = 2**32 - 1
 
 # Of a result frame, behind the token.
@@ -168,7 +180,6 @@ class WorkerLoop:
         "_bit",
         "_claim",
         "_clock",
-        "_execute",
         "_limit",
         "_limits_again",
         "_place",
@@ -214,7 +225,6 @@ class WorkerLoop:
             )
         self._claim = blocking_claim(source, clock=clock, sleep=sleep)
         self._registry = default_registry if registry is None else registry
-        self._execute = self._registry.execute
         self._router = source if routes and isinstance(source, Router) else None
         # Of the registry's changes, and of the passes that the source has answered itself: how many were seen.
         self._told = -1
@@ -383,22 +393,19 @@ class WorkerLoop:
         try:
             claim.started()
             try:
-                token, pass_ = decode_submit(claim.payload)
+                token, result = self._execute(claim)
             except TransportError as error:
                 self._answer_malformed(claim, error)
                 return
-            if table is not None:
-                table.mark_in_flight(slot, bit)
-            result = self._execute(pass_)
             if isinstance(result, TryAgain) and isinstance(claim, JobClaim) and claim.retry():
                 self.retried += 1
                 if table is not None:
                     table.clear_in_flight(slot, bit)
                 return
-            frame = encode_result(token, result, self._limit)
+            frame = self._frame_of(token, result, claim)
             try:
-                claim.reply(frame)
-                answer: bytes | None = frame
+                _reply(claim, frame)
+                answer: bytes | Pieces | None = frame
             except Exception as error:
                 answer = self._deliver_after(error, claim, token, frame)
             if table is not None:
@@ -421,8 +428,41 @@ class WorkerLoop:
             self.released += 1
             return
         self.completed += 1
-        if answer[_STATUS_AT] & STATUS_ERROR:
+        # what is in pieces is a value
+        if isinstance(answer, bytes) and answer[_STATUS_AT] & STATUS_ERROR:
             self.failed += 1
+
+    def _execute(self, claim: Claim) -> tuple[int, PassResult]:
+        """Run what a claim holds; its token (a queue's jobs need none), and the result. `TransportError` where it is malformed."""
+        payload = claim.payload
+        if isinstance(claim, JobClaim) and len(payload) >= MAPPED_BYTES:
+            mapped = claim.map_payload()
+            if mapped is not None:
+                self._mark_in_flight()
+                return 0, self._execute_in_place(mapped)
+        token, pass_ = decode_submit(payload)
+        self._mark_in_flight()
+        return token, self._registry.execute(pass_)
+
+    def _mark_in_flight(self) -> None:
+        if self._table is not None:
+            self._table.mark_in_flight(self._slot, self._bit)
+
+    def _execute_in_place(self, mapped: MappedPayload) -> PassResult:
+        view = mapped.view()
+        closure_id = int.from_bytes(view[:CLOSURE_ID_BYTES], "little")
+        result = self._registry.execute_in_place(closure_id, view[SUBMIT_HEADER_BYTES:])
+        del view
+        # What is in use still, as an array that the handler has put somewhere, stays as it is when the block is another job's.
+        mapped.keep()
+        return result
+
+    def _frame_of(self, token: int, result: PassResult, claim: Claim) -> bytes | Pieces:
+        if isinstance(result, Pieces):
+            if isinstance(claim, JobClaim):
+                return result
+            result = joined(result)
+        return encode_result(token, result, self._limit)
 
     def _answer_malformed(self, claim: Claim, error: TransportError) -> None:
         self.malformed += 1
@@ -433,7 +473,9 @@ class WorkerLoop:
         frame = encode_result(token, ExecutionError(f"malformed: {error}"), self._limit)
         self._reply_until_stopped(claim, frame)
 
-    def _deliver_after(self, error: Exception, claim: Claim, token: int, frame: bytes) -> bytes | None:
+    def _deliver_after(
+        self, error: Exception, claim: Claim, token: int, frame: bytes | Pieces
+    ) -> bytes | Pieces | None:
         """Go on after the first reply raised `error`: the frame that went out, or None where the claim is released."""
         if isinstance(error, PayloadTooLarge):
             frame = encode_result(token, ResultTooLarge(str(error)), self._limit)
@@ -445,7 +487,7 @@ class WorkerLoop:
             frame = encode_result(token, ResultTooLarge(str(still_full)), self._limit)
             return frame if self._reply_until_stopped(claim, frame) else None
 
-    def _reply_until_stopped(self, claim: Claim, frame: bytes) -> bool:
+    def _reply_until_stopped(self, claim: Claim, frame: bytes | Pieces) -> bool:
         """Reply, waiting for room; False where the loop was stopped meanwhile and the claim is released.
 
         For room in the arena `ARENA_PATIENCE_S` at the most: what fills it may be results that nobody collects.
@@ -456,7 +498,7 @@ class WorkerLoop:
             # Read before the attempt: a stop in the middle of it leaves the answer one whole reply more.
             stopping = self._stopping
             try:
-                claim.reply(frame)
+                _reply(claim, frame)
                 return True
             except (ArenaFull, Full) as error:
                 if stopping and _released(claim):
@@ -465,6 +507,14 @@ class WorkerLoop:
                     raise
             # A reply may raise Full without having waited.
             self._sleep(next(pauses))
+
+
+def _reply(claim: Claim, frame: bytes | Pieces) -> None:
+    if isinstance(frame, Pieces):
+        assert isinstance(claim, JobClaim)
+        claim.reply_in_pieces(frame)
+    else:
+        claim.reply(frame)
 
 
 def _released(claim: Claim) -> bool:

@@ -18,7 +18,7 @@ from subetha import calls
 from subetha.errors import CallFailed
 from subetha.executor import Executor, default_executor
 from subetha.futures import JobFuture
-from subetha.pass_registry import DEFAULT_QUEUE, closure_id_of, default_registry
+from subetha.pass_registry import DEFAULT_QUEUE, Pieces, closure_id_of, default_registry, joined, takes_buffers
 from subetha.periodic import Periodic, Schedule, periodic_tasks
 
 __all__ = ["Task", "eager", "task"]
@@ -178,7 +178,8 @@ class Task(calls.Registered, Generic[P, T]):
     def _where(self) -> Executor:
         return self._executor or default_executor()
 
-    def _run(self, data: bytes) -> bytes | CallFailed:
+    @takes_buffers
+    def _run(self, data: bytes | memoryview) -> bytes | Pieces | CallFailed:
         return calls.run(self, data)
 
     def __reduce__(self) -> Any:
@@ -373,7 +374,7 @@ def task(
         # one of the same name that was here before may have been periodic
         periodic_tasks.pop(made.home_id, None)
         if schedule is not None:
-            data = calls.encode_call(None, (), {})
+            data = joined(calls.encode_call(None, (), {}))
             periodic_tasks[made.home_id] = Periodic(schedule, data, job_options.for_queue())
         return made
 

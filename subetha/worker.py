@@ -173,6 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return EXIT_INITIALIZER_FAILED
         if options.queue_names:
             default_registry.serve(options.queue_names)
+        calls.keep_memory_warm()
         queue = JobQueue.open(options.queue, role=Role.WORKER, unknown_after=options.unknown_after)
         recycling = _Recycling(options.max_jobs, options.max_bytes)
         loop = recycling.loop = WorkerLoop(

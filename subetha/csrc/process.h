@@ -53,6 +53,25 @@ static int64_t monotonic_ns(void)
     return now.tv_sec * 1000000000LL + now.tv_nsec;
 }
 
+/* Part of a file as it is now, in a mapping of this process alone: later changes of the file show in it, until keep_private. */
+static void *map_private(int fd, int64_t offset, size_t length)
+{
+    void *at = mmap(NULL, length, PROT_READ, MAP_PRIVATE | MAP_POPULATE, fd, offset);
+    return at == MAP_FAILED ? NULL : at;
+}
+
+/* From here on nothing that happens to the file shows in it: each page is written to, and is a copy by that. */
+static int keep_private(void *at, size_t length)
+{
+    volatile unsigned char *byte = at;
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    if (mprotect(at, length, PROT_READ | PROT_WRITE) != 0)
+        return -1;
+    for (size_t n = 0; n < length; n += page)
+        byte[n] = byte[n];
+    return mprotect(at, length, PROT_READ);
+}
+
 static int64_t realtime_ns(void)
 {
     struct timespec now;

@@ -38,6 +38,7 @@ from subetha import (
     futures,
 )
 from subetha.errors import ExecutionError, JobTimeout, RemoteTraceback
+from subetha.pass_registry import joined
 
 WAIT_S = 60
 
@@ -979,7 +980,7 @@ def test_an_end_tells_nobody_elses_descriptor():
 
 
 def test_a_pickle_whose_end_is_missing_is_refused():
-    whole = calls.dumps(calls._set_long_aside(bytes(5000)))
+    whole = joined(calls.dumps(calls._set_long_aside(bytes(5000))))
     assert calls.loads(whole) == bytes(5000)
     with pytest.raises(ValueError, match=r"expected .* bytes of a pickle and its buffers, found"):
         calls.loads(whole[:-10])

@@ -1,5 +1,6 @@
 """Jobs with a unique key: there once while they are pending, whoever submits, stops or dies."""
 
+import contextlib
 import threading
 
 import pytest
@@ -154,9 +155,10 @@ def test_keys_of_jobs_that_are_over_make_room_for_others(make):
     queue = make(participants=1)
     first, _ = submit_unique(queue, "first", Pass(1))
     map_ = queue.registrations().map
-    with pytest.raises(MapFull):
+    with contextlib.suppress(MapFull):
         for n in range(1000):
             map_[unique_key(str(n))] = Promise(True, 2**40 + n, 0, 1, 1).to_bytes()
+    assert len(map_) < 1000
     assert submit_unique(queue, "second", Pass(1))[1]
     assert submit_unique(queue, "first", Pass(1)) == (first, False)
     eventually(lambda: len(map_) == 2, "the others are gone")

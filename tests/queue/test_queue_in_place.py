@@ -1,0 +1,179 @@
+"""Long jobs and results that are not copied on their way: handed in in pieces, read where they lie, answered in pieces."""
+
+import os
+
+import numpy as np
+import pytest
+
+from subetha._core import decode_submit, encode_result
+from subetha.errors import ArenaTooSmall, TransportError
+from subetha.jobqueue import JobQueue
+from subetha.pass_registry import Pass, PassRegistry, Pieces, joined, takes_buffers
+from subetha.scheduler import MAPPED_BYTES, WorkerLoop
+from subetha.wire import SUBMIT_HEADER_BYTES
+
+WAIT_S = 60
+LONG = MAPPED_BYTES + 12_345
+
+PIECES = [b"head", memoryview(b"of it"), bytearray(b"x" * 70_000), np.arange(20_000), b"", b"end"]
+WHOLE = b"".join(bytes(memoryview(piece)) for piece in PIECES)
+
+
+def args_of(claim):
+    return bytes(decode_submit(claim.payload)[1].args)
+
+
+@pytest.mark.parametrize("durability", ["process", "disk"])
+def test_what_is_handed_in_or_answered_in_pieces_comes_out_whole(tmp_path, durability):
+    try:
+        queue = JobQueue.create(tmp_path / "queue", 16, arena_bytes=2**22, durability=durability)
+    except OSError as error:
+        pytest.skip(str(error))
+    with queue:
+        for pieces in (PIECES, [b"short", b"ones"], [], [b"x" * 60_000, b"y" * 10_000]):
+            whole = b"".join(bytes(memoryview(piece)) for piece in pieces)
+            queue.submit(Pass(7), _args=pieces)
+            claim = queue.claim(WAIT_S)
+            assert decode_submit(claim.payload)[1].closure_id == 7
+            assert args_of(claim) == whole
+            claim.reply_in_pieces(pieces)
+            assert queue.recv(WAIT_S).result == whole
+        assert queue.stats().states == {"FREE": 16}
+
+
+def test_pieces_that_are_no_buffers_are_refused_and_nothing_changes(make):
+    queue = make()
+    with pytest.raises(TypeError):
+        queue.submit(Pass(7), _args=[b"x", 5])
+    with pytest.raises((BufferError, ValueError)):
+        queue.submit(Pass(7), _args=[memoryview(b"abcd")[::2]])
+    queue.submit(Pass(7))
+    claim = queue.claim(WAIT_S)
+    with pytest.raises(TypeError):
+        claim.reply_in_pieces(["text"])
+    claim.reply_in_pieces([b"still held"])
+    assert queue.recv(WAIT_S).result == b"still held"
+
+
+def test_pieces_that_no_block_holds_are_refused(make):
+    queue = make(arena_bytes=2**20)
+    with pytest.raises(ArenaTooSmall):
+        queue.submit(Pass(7), _args=[bytes(2**20), bytes(2**20)])
+    queue.submit(Pass(7))
+    claim = queue.claim(WAIT_S)
+    with pytest.raises(ArenaTooSmall):
+        claim.reply_in_pieces([bytes(2**20), bytes(2**20)])
+    claim.reply(encode_result(0, b"shorter"))
+    assert queue.recv(WAIT_S).result == b"shorter"
+
+
+def test_a_mapped_payload_is_the_frame_and_cannot_be_written_to(make):
+    queue = make()
+    queue.submit(Pass(7, os.urandom(LONG)))
+    claim = queue.claim(WAIT_S)
+    mapped = claim.map_payload()
+    view = memoryview(mapped)
+    assert (bytes(view), len(mapped), view.readonly) == (bytes(claim.payload), len(claim.payload), True)
+    view.release()
+    assert mapped.keep() is False
+    claim.ack()
+    assert len(bytes(mapped)) == len(mapped), "the mapping lives as long as its object"
+
+
+def test_what_lies_in_the_cell_is_not_mapped(make):
+    queue = make()
+    queue.submit(Pass(7, b"short"))
+    claim = queue.claim(WAIT_S)
+    assert claim.map_payload() is None
+    claim.ack()
+
+
+def test_what_is_kept_stays_as_it_is_when_the_block_is_another_jobs(make):
+    queue = make(arena_bytes=2**20)
+    data = os.urandom(LONG)
+    queue.submit(Pass(7, data))
+    claim = queue.claim(WAIT_S)
+    mapped = claim.map_payload()
+    kept = np.frombuffer(mapped, np.uint8)[SUBMIT_HEADER_BYTES:]
+    assert mapped.keep() is True
+    claim.ack()
+    for n in range(8):
+        # whichever block it takes: all of them have been another job's
+        queue.submit(Pass(7, bytes([n]) * LONG))
+        queue.claim(WAIT_S).ack()
+    assert kept.tobytes() == data
+    del kept, mapped
+
+
+def test_a_claim_that_was_taken_away_maps_and_answers_nothing(make):
+    queue = make()
+    queue.submit(Pass(7, bytes(LONG)), timeout=0.01)
+    claim = queue.claim(WAIT_S)
+    claim.started()
+    assert "JobTimeout" in repr(queue.recv(WAIT_S))
+    with pytest.raises(TransportError, match="taken away"):
+        claim.reply_in_pieces([b"late"])
+    with pytest.raises(ValueError, match="over"):
+        claim.map_payload()
+
+
+class TestWorkerLoop:
+    @pytest.fixture
+    def loop(self, make):
+        queue, handle = make(arena_bytes=2**22), make.open()
+        registry = PassRegistry()
+        return queue, WorkerLoop(handle.submit_side, registry=registry), registry
+
+    def run(self, queue, loop, args):
+        queue.submit(Pass(7, args))
+        assert loop.serve_one()
+        return queue.recv(WAIT_S).result
+
+    @pytest.mark.parametrize("length", [0, 10, MAPPED_BYTES // 2, LONG])
+    def test_a_handler_that_takes_buffers_gets_long_arguments_in_place(self, loop, length):
+        queue, worker, registry = loop
+        seen = []
+
+        @takes_buffers
+        def handler(args):
+            seen.append(type(args))
+            return bytes(args)
+
+        registry.register(7, handler)
+        data = os.urandom(length)
+        assert self.run(queue, worker, data) == data
+        assert seen == [memoryview if length == LONG else bytes]
+
+    def test_any_other_gets_bytes(self, loop):
+        queue, worker, registry = loop
+        registry.register(7, lambda args: type(args).__name__.encode())
+        assert self.run(queue, worker, bytes(LONG)) == b"bytes"
+
+    def test_a_result_in_pieces_comes_out_whole(self, loop):
+        queue, worker, registry = loop
+        registry.register(7, lambda _args: Pieces(PIECES))
+        assert self.run(queue, worker, b"") == WHOLE
+        assert (worker.completed, worker.failed) == (1, 0)
+
+    def test_arguments_may_be_part_of_the_result(self, loop):
+        queue, worker, registry = loop
+        registry.register(7, takes_buffers(lambda args: Pieces([b"<", args, b">"])))
+        data = os.urandom(LONG)
+        assert self.run(queue, worker, data) == b"<" + data + b">"
+
+    def test_arguments_that_a_handler_keeps_stay_as_they_were(self, loop):
+        queue, worker, registry = loop
+        kept = []
+        registry.register(7, takes_buffers(lambda args: kept.append(args) or b""))
+        sent = [os.urandom(LONG) for _ in range(6)]
+        for data in sent:
+            assert self.run(queue, worker, data) == b""
+        assert [bytes(data) for data in kept] == sent
+
+    def test_an_unknown_closure_id_is_answered_as_ever(self, loop):
+        queue, worker, _ = loop
+        assert "UnknownClosureId" in repr(self.run(queue, worker, bytes(LONG)))
+
+    def test_pieces_are_joined_where_a_transport_takes_one_message(self):
+        assert joined(Pieces(PIECES)) == WHOLE
+        assert joined(b"as it is") == b"as it is"
