@@ -57,6 +57,10 @@ class QueueFiles:
         )
         return self.bytes("pool")[self.cells_at :].view(kind)
 
+    @property
+    def pool_lines(self):
+        return self.bytes("pool")[LINES_OFFSET : self.cells_at].view(POOL_LINES)
+
     def ring_place(self, name):
         """File of a ring of references, offset of its lines, offset and number of its places."""
         places = 2 * len(self.cells)
