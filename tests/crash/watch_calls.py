@@ -271,9 +271,18 @@ class Lapsing(Leading):
             self.queue.rescue()
             while self.step():
                 pass
+        # what the one who is stopped has parked, and not said so, the leader finds at a look that it takes once a second
+        deadline = time.monotonic() + PATIENCE_S
+        while self.waits_for_a_look() and time.monotonic() < deadline:
+            self.queue._watch()
+            if not self.step():
+                time.sleep(0.01)
         for name in self.jobs:
             assert self.got[name] == 1 or self.is_acknowledged, f"job {name} waits for the one who is stopped"
         super().traffic()
+
+    def waits_for_a_look(self):
+        return self.count(CellState.PARKED) and not all(self.got[name] for name in self.jobs)
 
     def expect(self, returned, value):
         """What was moved on may run there and here, and is answered once; what was acknowledged there may have no answer."""
@@ -304,6 +313,7 @@ LAPSING = (
     *("submit", "submit_block", "submit_to_full_ring", "recv", "recv_block", "recv_letter", "cancel", "close", "claim"),
     *("claim_and_start", "reply", "reply_block", "ack", "release", "release_to_full_ring", "retry_dead", "drop_dead"),
     *("rescue", "rescue_of_clients", "repair"),
+    *("submit_due", "submit_due_block", "cancel_parked", "park", "park_charged", "park_unknown", "take_parked"),
 )
 CALLS = {"lapse": Lead, "overdue": EndOverdue, "cancel_running": CancelRunning} | {
     f"lapsing_{name}": lapsing(name) for name in LAPSING
