@@ -1123,11 +1123,15 @@ cdef class QueueHandle(Mapped):
             if claim is None:
                 continue
             seconds = (now - <int64_t> job.since) / 1e9
-            claim.reply(encode_result(
-                0, errors.UnknownClosureId(
-                    f"closure id {job.closure_id}: no live worker has registered a handler for {seconds:.1f} s"
-                ), self.queue.result_bytes,
-            ))
+            try:
+                claim.reply(encode_result(
+                    0, errors.UnknownClosureId(
+                        f"closure id {job.closure_id}: no live worker has registered a handler for {seconds:.1f} s"
+                    ), self.queue.result_bytes,
+                ))
+            except errors.TransportError:
+                # taken away: this one was stopped for long, and the job goes on elsewhere
+                continue
             private_add(&self.answered_unknown, 1)
         return 0
 

@@ -12,9 +12,9 @@ from census import QueueCensus, nothing_left, states_of
 from queue_files import QueueFiles
 
 from subetha._core import decode_submit, encode_result
-from subetha.errors import Empty, Full
+from subetha.errors import Empty, Full, TransportError, UnknownClosureId
 from subetha.jobqueue import JobQueue
-from subetha.layout import UNKNOWN_BIT, VERSION_SHIFT, BlockState, CellState, SlotState, cell_word
+from subetha.layout import LOOKING, UNKNOWN_BIT, VERSION_SHIFT, BlockState, CellState, SlotState, cell_word
 from subetha.pass_registry import Pass
 
 CELLS, QUOTA, ARENA_BYTES, LONG = 16, 15, 2**18, 20_000
@@ -772,6 +772,44 @@ class ParkUnknown(QueueStage):
         assert self.count(CellState.PARKED) == 1
 
 
+class AnswerUnknown(QueueStage):
+    """The victim answers a job of its own that nobody has known for long; what others run it does not look up in the map."""
+
+    jobs = {}  # noqa: RUF012
+
+    def setup(self):
+        super().setup()
+        self.queue.unknown_after = 1e8
+        self.queue.runs({2})
+        self.hand_in(0, LONG)
+        self.call()
+        self.queue.unknown_after = 0
+        self.queue._live_closure_ids = set
+        # so that it looks at once
+        QueueFiles(self.directory).pool_lines["due"] |= LOOKING + 2
+
+    def call(self):
+        try:
+            self.queue.try_claim()
+        except Empty:
+            return
+        except TransportError as error:
+            raise AssertionError("what happened to another job is none of who claims") from error
+        raise AssertionError("it claimed a job that it does not run")
+
+    def finish(self, value):
+        found = self.queue.recv(PATIENCE_S).result
+        value = not isinstance(found, UnknownClosureId)
+        assert not value or answered(found) == (self.name(0), "S")
+        return super().finish(value)
+
+    def expect(self, returned, value):
+        self.claims[self.name(0)] = PERHAPS if not returned else ONCE if value else NEVER
+
+    def look_at_trace(self):
+        assert self.count(CellState.DONE) == 1
+
+
 class TakeParked(Claim):
     jobs = {"S0": (LONG, {"due": FAR}), "S1": (40, {"due": FAR + 1})}  # noqa: RUF012
 
@@ -1081,6 +1119,7 @@ CALLS = {
     "park": Park,
     "park_charged": ParkCharged,
     "park_unknown": ParkUnknown,
+    "answer_unknown": AnswerUnknown,
     "take_parked": TakeParked,
     "cancel_parked": CancelParked,
     "recv": Recv,

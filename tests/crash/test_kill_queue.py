@@ -20,7 +20,7 @@ def test_a_client_killed_at_any_instruction_loses_no_job(campaign, call):
     "call",
     [
         *("claim", "claim_and_start", "start_last", "reply", "reply_block", "ack", "release", "release_to_full_ring"),
-        *("park", "park_charged", "park_unknown", "take_parked"),
+        *("park", "park_charged", "park_unknown", "answer_unknown", "take_parked"),
     ],
 )
 def test_a_worker_killed_at_any_instruction_loses_no_job_and_doubles_no_result(campaign, call):

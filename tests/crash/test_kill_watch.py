@@ -41,6 +41,7 @@ def test_a_leader_stopped_at_any_instruction_does_no_harm_when_it_goes_on_beside
         ),
         *("rescue", "rescue_of_clients", "repair"),
         *("submit_due", "submit_due_block", "cancel_parked", "park", "park_charged", "park_unknown", "take_parked"),
+        "answer_unknown",
     ],
 )
 def test_the_work_of_one_who_was_stopped_for_long_at_any_instruction_is_moved_on(campaign, call):

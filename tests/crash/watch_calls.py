@@ -314,6 +314,7 @@ LAPSING = (
     *("claim_and_start", "reply", "reply_block", "ack", "release", "release_to_full_ring", "retry_dead", "drop_dead"),
     *("rescue", "rescue_of_clients", "repair"),
     *("submit_due", "submit_due_block", "cancel_parked", "park", "park_charged", "park_unknown", "take_parked"),
+    "answer_unknown",
 )
 CALLS = {"lapse": Lead, "overdue": EndOverdue, "cancel_running": CancelRunning} | {
     f"lapsing_{name}": lapsing(name) for name in LAPSING
