@@ -1278,6 +1278,10 @@ cdef class QueueHandle(Mapped):
                     if claim is not None and self.knows(claim) and self.has_rested(claim):
                         self.observe(OP_CLAIM, 0, 1)
                         return claim
+                    # as many of these may wait as there are cells
+                    PyErr_CheckSignals()
+                    if timeout is not None and timeout > 0 and 0 < deadline <= monotonic_ns():
+                        raise_code(EMPTY, self.file_path, f"no job for this handle came in {timeout} s")
                     continue
                 if code != EMPTY:
                     raise_code(code, self.file_path, "")

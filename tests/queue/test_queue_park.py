@@ -523,6 +523,47 @@ def test_what_a_live_handle_runs_is_never_answered_for_it(make, participant):
     assert len(worker.registrations().map) == 1, "the dead one's key was removed"
 
 
+def test_who_meets_many_jobs_that_it_does_not_run_ends_in_time(make):
+    queue, other = make(), make.open()
+    other.runs({8})
+    for _ in range(3):
+        queue.submit(Pass(7, b""))
+    queue.submit(Pass(8, b"mine"))
+    with pytest.raises(Empty):
+        other.claim(1e-9)
+    assert (queue.stats().parked, queue.stats().waiting) == (1, 3)
+    assert args_of(other.claim(0)) == b"mine", "who does not wait goes on to what it runs"
+
+
+def test_who_meets_many_jobs_that_it_does_not_run_hears_signals(make):
+    class Interrupted(Exception):
+        pass
+
+    def interrupt(*_):
+        raise Interrupted
+
+    def claim():
+        signal.setitimer(signal.ITIMER_REAL, 0.002)
+        queue.claim(WAIT_S)
+
+    jobs = 50_000
+    queue = make(2**16, quota=jobs)
+    queue.runs({8})
+    # what others run it has found out by then, which may take it to Python code
+    queue.submit(Pass(7, b""))
+    assert refuses(queue)
+    for _ in range(jobs - 1):
+        queue.submit(Pass(7, b""))
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with pytest.raises(Interrupted):
+            claim()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert queue.stats().parked < jobs
+
+
 def test_a_handle_that_closes_or_says_something_else_takes_back_what_it_said(make):
     queue, other = make(), make.open()
     other.runs({1, 2, 3})
