@@ -574,7 +574,9 @@ cdef inline Code queue_park(Queue *q, uint64_t index, uint64_t word, uint64_t du
     if not cas_seq_cst_u64(cell_word(&q.cells, index), word, word_pack(word_version(word) + 1, PARKED, 0)):
         return LOST
     due_put(q, due_ns, due_ns == 0, False)
-    cell_synced(q, index)
+    if due_ns:
+        # else it has only been moved
+        cell_synced(q, index)
     return OK
 
 
