@@ -12,9 +12,9 @@
              LOOKING -> time, 0    by CAS, with the least that it has found
 
 Who parks while somebody looks puts its own time there, so the look's end takes the least of both; a look whose end is not to
-be seen after 20 ms is done by another one. What is lost with one that parks or looks and dies is put there again from the
-cells by its rescuer, before its record is free, and by the leader's timer once a second, also where the word was damaged
-(models/park.pml). Bit 0 of `due` says that a job is parked since somebody did not know it.
+be seen after 20 ms, and 2 us for each cell, is done by another one. What is lost with one that parks or looks and dies is put
+there again from the cells by its rescuer, before its record is free, and by the leader's timer once a second, also where the
+word was damaged (models/park.pml). Bit 0 of `due` says that a job is parked since somebody did not know it.
 
 A look that took t is followed by none of the same handle for 10 t, unless nothing else is there to be done. It shows the 128
 jobs that come first, by priority and due time. They are hints: a CAS from the very word decides who has one.
@@ -30,14 +30,12 @@ from subetha._cells cimport cell_word, word_owner, word_pack, word_state, word_v
 from subetha._layout cimport EMPTY, LOOKING, OK, PARKED, TAKEN, UNKNOWN_BIT, WAS_KNOWN, Code, JobCell
 from subetha._process cimport monotonic_ns
 from subetha._queue cimport (
-    Queue, due_now, due_put, due_time, frame_at, job_area, job_cell, job_level, look_is_stale, queue_look,
+    CELL_NS, LOOK_SHARE, Queue, due_now, due_put, due_time, frame_at, job_area, job_cell, job_level, look_is_stale, queue_look,
 )
 from subetha._ring cimport Ref, Refs, refs_pass
 
 cdef enum:
     SHOWN = 128             # jobs that one look shows at most
-    LOOK_SHARE = 10         # so many times as long as a look took there is no other one
-    CELL_NS = 200           # of a look that took longer than this for each cell the rest was other processes' time
     UNKNOWN_LOOK_MS = 100   # how often at least a handle looks for jobs that others did not know
     ID_BYTES = 4            # a job's frame begins with its closure id
 
@@ -190,11 +188,12 @@ cdef inline bint is_time_for_parked(Queue *q, Look *look, bint idle) noexcept no
     if seen == 0:
         return False
     now = monotonic_ns()
-    if time == LOOKING:
-        return look_is_stale(q, now)
-    private_set(&q.looking_ns, 0)
+    if time != LOOKING:
+        private_set(&q.looking_ns, 0)
     if not idle and now < look.next_ns:
         return False
+    if time == LOOKING:
+        return look_is_stale(q, now)
     return (time != 0 and time <= due_now(q)) or (seen & UNKNOWN_BIT and private_get(&q.unknown_look_ns) <= now)
 
 

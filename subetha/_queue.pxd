@@ -53,7 +53,9 @@ cdef enum:
     UNKNOWN_CAUSE = -2147483648
     RAISED_CAUSE = -2147483647
     CAUSES = 4
-    LOOK_MS = 20    # a look at the parked cells that takes longer may be one of the dead
+    CELL_NS = 200   # of a look at the parked cells that took longer than this for each the rest was other processes' time
+    LOOK_MS = 20    # such a look that takes longer, and LOOK_SHARE times CELL_NS for each cell, may be one of the dead
+    LOOK_SHARE = 10     # so many times as long as a look took there is no other one of the same handle
     # states of which an image on the disk would let the job run, or be listed, again
     HAS_JOB = 1 << READY | 1 << TAKEN | 1 << RETRY | 1 << PARKED | 1 << DEAD | 1 << QUARANTINED
 
@@ -820,7 +822,8 @@ cdef inline bint look_is_stale(Queue *q, int64_t now) noexcept nogil:
     cdef int64_t since = private_get(&q.looking_ns)
     if since == 0:
         private_set(&q.looking_ns, now)
-    return since != 0 and now - since > LOOK_MS * <int64_t> 1000000
+    # early it would set others looking, who take each other for dead
+    return since != 0 and now - since > LOOK_MS * <int64_t> 1000000 + LOOK_SHARE * <int64_t> q.cells.count * CELL_NS
 
 
 cdef inline Code parked_calls(Queue *q) noexcept nogil:

@@ -467,6 +467,23 @@ def test_a_job_that_others_did_not_know_is_not_charged_and_goes_by_priority(make
     assert (found[0], set(found[1:3]), found[3]) == (b"2", {b"1", b"waits"}, b"0")
 
 
+def test_a_look_at_many_cells_may_take_longer_before_another_one_does_it(make):
+    """In 65,536 cells 150 ms. At least one of some times, on any machine."""
+    queue = make(2**16)
+    queue.submit(Pass(1, b"kept"), due=soon())
+    word = due_word(queue.path)
+    steps = []
+    for _ in range(10):
+        just_after_a_look(queue)
+        began = time.monotonic()
+        word[0] = LOOKING
+        refuses(queue)
+        time.sleep(0.04)
+        refuses(queue)
+        steps.append((time.monotonic() - began < 0.1, int(word[0]) == LOOKING))
+    assert (True, True) in steps, steps
+
+
 def test_a_handle_that_says_nothing_runs_everything_also_what_others_have_parked(make):
     queue, other = make(), make.open()
     other.runs({8})
