@@ -16,8 +16,9 @@ be seen after 20 ms, and 2 us for each cell, is done by another one. What is los
 there again from the cells by its rescuer, before its record is free, and by the leader's timer once a second, also where the
 word was damaged (models/park.pml). Bit 0 of `due` says that a job is parked since somebody did not know it.
 
-A look that took t is followed by none of the same handle for 10 t, unless nothing else is there to be done. It shows the 128
-jobs that come first, by priority and due time. They are hints: a CAS from the very word decides who has one.
+A look that took t is followed by none of the same handle for 10 t, unless nothing else is there to be done; where it has shown
+nothing, by none for the jobs that others did not know for 100 ms. It shows the 128 jobs that come first, by priority and due
+time. They are hints: a CAS from the very word decides who has one.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -176,7 +177,8 @@ cdef inline void look_at_parked(Queue *q, Look *look) noexcept nogil:
     took = monotonic_ns() - began
     # while it did not have the processor it cost nothing
     look.next_ns = began + took + LOOK_SHARE * min(took, <int64_t> q.cells.count * CELL_NS)
-    private_set(&q.unknown_look_ns, look.next_ns if some_unknown_shown else max(
+    # there may be more of those that were shown
+    private_set(&q.unknown_look_ns, began if some_unknown_shown else max(
         look.next_ns, began + took + UNKNOWN_LOOK_MS * <int64_t> 1000000
     ))
 

@@ -467,6 +467,17 @@ def test_a_job_that_others_did_not_know_is_not_charged_and_goes_by_priority(make
     assert (found[0], set(found[1:3]), found[3]) == (b"2", {b"1", b"waits"}, b"0")
 
 
+def test_who_has_nothing_else_to_do_takes_all_that_others_did_not_know_one_after_the_other(make):
+    jobs = 1000
+    queue, other, knows = make(2**16), make.open(), make.open()
+    other.runs({8})
+    for n in range(jobs):
+        queue.submit(Pass(7, b"%d" % n))
+    assert refuses(other)
+    knows.runs({7})
+    assert all_args(knows) == [b"%d" % n for n in range(jobs)]
+
+
 def test_a_look_at_many_cells_may_take_longer_before_another_one_does_it(make):
     """In 65,536 cells 150 ms. At least one of some times, on any machine."""
     queue = make(2**16)
