@@ -5,7 +5,8 @@
     "U" digest of a unique key -> PROMISE                         the job that has that key
     "C" closure id -> PROMISE                                     the next job of a periodic one
 
-The first two count as long as that incarnation lives. Whoever meets one of one that has gone removes it, or takes its place.
+The first two count as long as that incarnation lives. Whoever meets one of one that has gone removes it, or takes its place;
+who finds no room looks for such.
 
 A PROMISE names a job before it is there: who hands in one that must not be there twice enters it, submits, and says that it did.
 Who dies in between leaves one that others settle: by looking whether the job is there.
@@ -19,7 +20,7 @@ from typing import NamedTuple
 
 from subetha import files
 from subetha._core import SharedHashMap
-from subetha.errors import LayoutMismatch
+from subetha.errors import LayoutMismatch, MapFull
 from subetha.layout import QUEUE_MAP_VALUE_BYTES, Kind, map_capacity
 
 _RUNS, _PLACE = b"R", b"P"
@@ -133,7 +134,12 @@ class Registrations:
             self.map.pop(self._key(closure_id), b"")
             self._said.discard(closure_id)
         for closure_id in sorted(wanted - self._said):
-            self.map[self._key(closure_id)] = b""
+            try:
+                self.map[self._key(closure_id)] = b""
+            except MapFull:
+                # Where every job is known, nobody has met the keys of those who have gone.
+                self.live_ids()
+                self.map[self._key(closure_id)] = b""
             self._said.add(closure_id)
 
     def take_back(self) -> None:

@@ -15,7 +15,7 @@ from subetha._core import decode_submit, encode_result
 from subetha.check import check_queue
 from subetha.errors import Empty, LayoutMismatch, MapFull, UnknownClosureId
 from subetha.jobqueue import JobQueue
-from subetha.layout import LINES_OFFSET, LOOKING, POOL_LINES, UNKNOWN_BIT, CellState, cell_word
+from subetha.layout import LINES_OFFSET, LOOKING, POOL_LINES, UNKNOWN_BIT, CellState, cell_word, map_capacity
 from subetha.pass_registry import Pass, PassRegistry
 from subetha.scheduler import WorkerLoop
 
@@ -672,6 +672,17 @@ def test_where_the_map_is_full_the_handle_runs_them_all_the_same(make):
         queue.runs(range(1000))
     queue.submit(Pass(999, b"x"))
     assert all_args(queue) == [b"x"]
+
+
+def test_what_the_dead_have_said_makes_room_for_what_others_say(make, participant):
+    queue = make(participants=4)
+    room = map_capacity(16, 4)
+    for n in range(3):
+        worker = participant()
+        worker.do(f"queue.runs(range({n * room}, {n * room + room // 2 + 1}))")
+        worker.kill()
+    queue.runs(range(room))
+    assert queue._live_closure_ids() == set(range(room))
 
 
 def test_a_job_whose_cell_says_nonsense_while_it_is_parked_is_answered_and_holds_up_nobody(make, files_of):
