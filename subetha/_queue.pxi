@@ -11,6 +11,8 @@ cdef enum:
     LONG_FRAME = 65536      # bytes that are not copied under the GIL
     CANCEL_MS = 1000        # for a job that runs to be ended
     LIVE_SHARE = 10         # in each tenth of `unknown_after` it is found out once what others know
+    ANSWERING_MS = 10       # for so long at most jobs that nobody knows are answered before a claim goes on
+    ANSWERING_SHARE = 10    # so many times as long as that took none is, unless nothing else is there to be done
     IDLE_QUOTA_MS = 2000    # at its quota, with every job finished and nobody collecting: then Full is said
 
 cdef str QUOTA_TEXT = (
@@ -163,6 +165,7 @@ cdef class QueueHandle(Mapped):
     cdef _IdArray live           # those that any live participant runs, a while ago
     cdef int64_t live_ns        # when that is to be found out again
     cdef uint64_t declared_as   # who is known to the others to run them: `block_owner`
+    cdef int64_t answers_ns     # none of those that nobody knows is answered before it (monotonic), unless nothing else is to do
     cdef int64_t answered_unknown   # jobs that this handle has answered since nobody knew them
     cdef int64_t dropped        # results that were dropped because one had come before
 
@@ -1054,7 +1057,7 @@ cdef class QueueHandle(Mapped):
             # another thread is at it
             return queue_take(&self.queue, ref)
         try:
-            if self.look.strangers.count:
+            if self.look.strangers.count and monotonic_ns() >= self.answers_ns:
                 self.answer_strangers()
             if self.known is not None and load_acquire_u64(&self.queue.lines.due) & UNKNOWN_BIT:
                 self.find_live()
@@ -1065,8 +1068,10 @@ cdef class QueueHandle(Mapped):
             self.look.live = live.ids if live is not None else Ids(NULL, 0)
             with nogil:
                 code = queue_take_any(&self.queue, &self.look, ref)
-            if code == EMPTY and self.look.strangers.count:
+            while code == EMPTY and self.look.strangers.count:
                 self.answer_strangers()
+                # meanwhile there may be something to run
+                code = queue_take(&self.queue, ref)
             return code
         finally:
             private_set(&self.is_looking, 0)
@@ -1100,13 +1105,15 @@ cdef class QueueHandle(Mapped):
 
     @cython.final
     cdef int answer_strangers(self) except -1:
-        """Answer the jobs that no live participant has known for so long, by what is known just now."""
+        """Answer jobs that no live participant has known for so long, by what is known just now; at least one of them."""
         cdef ParkedJob job
         cdef Ref ref
+        cdef int64_t began = monotonic_ns()
+        cdef int64_t took = 0
         cdef int64_t now
         cdef JobClaim claim
         live = self._live_closure_ids()
-        while self.look.strangers.count:
+        while self.look.strangers.count and took < ANSWERING_MS * <int64_t> 1000000:
             self.look.strangers.count -= 1
             job = self.look.strangers.jobs[self.look.strangers.count]
             now = self.unknown_clock()
@@ -1133,6 +1140,9 @@ cdef class QueueHandle(Mapped):
                 # taken away: this one was stopped for long, and the job goes on elsewhere
                 continue
             private_add(&self.answered_unknown, 1)
+            took = monotonic_ns() - began
+        took = monotonic_ns() - began
+        self.answers_ns = began + took + ANSWERING_SHARE * took
         return 0
 
     def _live_closure_ids(self):

@@ -613,6 +613,37 @@ def test_an_empty_set_runs_nothing_and_answers_for_nobody_in_time(make):
     assert isinstance(queue.recv(WAIT_S).result, UnknownClosureId)
 
 
+def test_who_has_jobs_to_run_answers_for_nobody_for_a_small_part_of_the_time_only(make):
+    queue, worker = make(1024), make.open(unknown_after=0)
+    worker.runs({8})
+    for _ in range(200):
+        queue.submit(Pass(7, b"x"))
+    eventually(lambda: refuses(worker) and worker.unknown_answered == 200, "they were answered")
+    for _ in range(200):
+        queue.submit(Pass(7, b"x"))
+    for _ in range(40):
+        queue.submit(Pass(8, b"mine"))
+
+    def slow():
+        time.sleep(0.02)
+        return {8}
+
+    # as if each answer took that long, on a slow disk
+    worker._live_closure_ids = slow
+    claim = worker.try_claim()
+    began = time.monotonic()
+    for _ in range(39):
+        claim.ack()
+        time.sleep(0.005)
+        claim = worker.try_claim()
+        answered = worker.unknown_answered - 200
+        assert answered <= 1 + (time.monotonic() - began) / 0.2
+    claim.ack()
+    assert answered
+    worker._live_closure_ids = lambda: {8}
+    eventually(lambda: refuses(worker) and worker.unknown_answered == 400, "they were answered")
+
+
 @pytest.mark.parametrize("closure_ids", [[-1], [2**32], ["7"], [True]])
 def test_what_is_no_closure_id_is_refused(make, closure_ids):
     queue = make()
