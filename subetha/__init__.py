@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from subetha.errors import TransportError as TransportError
     from subetha.errors import TryAgain as TryAgain
     from subetha.errors import UnknownClosureId as UnknownClosureId
+    from subetha.errors import UnknownJob as UnknownJob
     from subetha.errors import UnsupportedTransportFamily as UnsupportedTransportFamily
     from subetha.errors import WorkerDied as WorkerDied
     from subetha.executor import Executor as Executor
@@ -100,7 +101,7 @@ _MODULE_OF = {
         "dispatcher": "Axis DequeVariant MmfDispatcher MmfFamily MmfWorkloadShape WorkloadShape",
         "errors": "ArenaFull ArenaTooSmall ArgsTooLarge CallFailed Empty ExecutionError Full HeartbeatError JobCancelled "
         "JobTimeout LayoutMismatch MapFull NotOwner PassError PayloadTooLarge RemoteTraceback ResultTooLarge SchedError "
-        "SubethaError TableFull TransportError TryAgain UnknownClosureId UnsupportedTransportFamily WorkerDied",
+        "SubethaError TableFull TransportError TryAgain UnknownClosureId UnknownJob UnsupportedTransportFamily WorkerDied",
         "executor": "Executor default_executor set_default_executor",
         "failover": "FailoverWatchdog ReclaimReport iter_in_flight_bits",
         "futures": "JobFuture",

@@ -12,7 +12,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromSt
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.number cimport PyNumber_AsSsize_t
-from libc.math cimport isnan
+from libc.math cimport ceil, isnan
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy
@@ -23,6 +23,7 @@ from subetha._cells cimport *
 from subetha._deque cimport *
 from subetha._handshake cimport *
 from subetha._heartbeat cimport *
+from subetha._keep cimport *
 from subetha._lapse cimport *
 from subetha._layout cimport *
 from subetha._map cimport *
@@ -188,9 +189,9 @@ cdef int check_layout() except -1:
                 "build the extension again"
             )
     if (
-        SLOT_USED, OVERDUE, LINKED, LEVELS, MAX_CLASSES, OP_WATCHDOG_SCAN, WAIT_SPIN, MOVING, KEY_BYTES, LOOKING, UNKNOWN_BIT
+        SLOT_USED, KEPT, LINKED, LEVELS, MAX_CLASSES, OP_WATCHDOG_SCAN, WAIT_SPIN, MOVING, KEY_BYTES, LOOKING, UNKNOWN_BIT
     ) != (
-        layout.SlotState.USED, layout.CellState.OVERDUE, layout.BlockState.LINKED, layout.PRIORITIES, layout.SIZE_CLASSES,
+        layout.SlotState.USED, layout.CellState.KEPT, layout.BlockState.LINKED, layout.PRIORITIES, layout.SIZE_CLASSES,
         layout.Op.WATCHDOG_SCAN, layout.WaitTag.SPIN, layout.MapPhase.MOVING, layout.KEY_BYTES, layout.LOOKING,
         layout.UNKNOWN_BIT,
     ):

@@ -26,7 +26,7 @@ from subetha._layout cimport (
 )
 from subetha._queue cimport (
     LEVELS, Mailbox, Queue, block_synced, cell_synced, claim_lost, deadline_put, job_area, job_cell, job_charge, job_free_if,
-    job_level, queue_deliver, queue_mailbox, queue_publish_back, result_write,
+    job_level, queue_deliver, queue_mailbox, queue_publish_back, result_ended, result_write,
 )
 from subetha._recovery cimport mark_mailboxes, rescue_undelivered, rescue_unpublished, write_end
 from subetha._repair cimport refs_call_for_repair, refs_mark_all
@@ -108,7 +108,7 @@ cdef inline void answer_overdue(Queue *q, uint64_t index, uint64_t waits, bint c
         claim_lost(q, index, taken)
         return
     if not queue_mailbox(q, cell.job_id >> 48, &box):
-        job_free_if(q, index, done)
+        result_ended(q, index, done)
     elif queue_deliver(q, &box, cell.job_id, index, done) != OK:
         refs_call_for_repair(&box.refs)
 

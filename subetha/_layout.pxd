@@ -31,6 +31,7 @@ cdef enum CellState:
     DEAD = 9
     QUARANTINED = 10
     OVERDUE = 11
+    KEPT = 12
 
 cdef enum BlockState:
     FREE_HOLE = 0

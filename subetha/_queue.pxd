@@ -4,6 +4,7 @@
     claim     READY, RETRY -> TAKEN(me), from back[0], submit[0], back[1], ...; pass the place
     reply     write the result beside the job, TAKEN(me) -> DONE(me), publish in the client's mailbox, look at the client again
     collect   DONE -> COLLECTED(me), copy, FREE, pass the place
+    keep      or DONE -> KEPT(me), copy, when it expires, KEPT(0); then for anyone who asks, and FREE after that time (_keep.pxd)
     release   TAKEN(me) -> RETRY(me) version+1, publish in back[priority]
     park      TAKEN(me) -> PARKED(0) version+1, or by a submit for later WRITING(me) -> PARKED(0); no place leads to it (_park.pxd)
     cancel    READY, RETRY, PARKED -> FREE, wherever the job id stands
@@ -17,7 +18,7 @@ A job id is client number 16 | incarnation 16 | sequence 32. A job's bytes stay 
 
 Others read some of a cell's fields before its word tells them whether these count: all are written by relaxed stores.
 
-What a death leaves: WRITING, TAKEN or COLLECTED with a dead owner; READY or RETRY that no place leads to; DONE that its
+What a death leaves: WRITING, TAKEN, COLLECTED or KEPT with a dead owner; READY or RETRY that no place leads to; DONE that its
 client's mailbox does not hold; blocks OWNED by the dead, or linked to versions that have passed; a PARKED cell that the pool's word
 `due` does not tell of.
 """
@@ -37,7 +38,7 @@ from subetha._cells cimport (
 )
 from subetha._heartbeat cimport Records, record_is
 from subetha._layout cimport (
-    CLAIMABLE, COLLECTABLE, COLLECTED, CORRUPT, DEAD, DONE, EMPTY, FENCED, FREE, FULL, LOOKING, LOST, NO_PLACE, NOT_SYNCED, OK,
+    CLAIMABLE, COLLECTABLE, COLLECTED, CORRUPT, DEAD, DONE, EMPTY, FENCED, FREE, FULL, KEPT, LOOKING, LOST, NO_PLACE, NOT_SYNCED, OK,
     OVERDUE, PARKED, QUARANTINED, READY, RETRY, TAKEN, UNKNOWN_BIT, WAS_KNOWN, Cause, Code, JobCell, PoolLines,
     RingLines,
 )
@@ -310,7 +311,7 @@ cdef inline bint job_discard(Queue *q, uint64_t index, uint64_t word) noexcept n
 
 cdef inline bint job_free_if(Queue *q, uint64_t index, uint64_t word) noexcept nogil:
     """FREE if the word is still the one read; then its blocks."""
-    if word_is_one_of(word, 1 << DONE | 1 << COLLECTED) and load_relaxed_u64(&job_cell(q, index).job_block):
+    if word_is_one_of(word, 1 << DONE | 1 << COLLECTED | 1 << KEPT) and load_relaxed_u64(&job_cell(q, index).job_block):
         # perhaps a letter, dropped just when somebody was about to tell of it or to let it run again
         return job_discard(q, index, word)
     return cell_and_blocks_free(q, index, word)
@@ -667,13 +668,44 @@ cdef inline bint letter_told(Queue *q, uint64_t index, uint64_t word) noexcept n
     return cas_seq_cst_u64(cell_word(&q.cells, index), word, word_pack(word_version(word) + 1, word_state(word), 0))
 
 
+cdef inline void kept_settle(Queue *q, uint64_t index, uint64_t mine) noexcept nogil:
+    """KEPT(me) -> KEPT(0), to expire in `keep_s` from now. Its arguments' block is needed no more."""
+    cdef JobCell *cell = job_cell(q, index)
+    cdef uint64_t block = load_relaxed_u64(&cell.job_block)
+    if block:
+        # the disk has no job in this cell any more before its bytes may be another one's
+        cell_synced(q, index)
+        # moved first: it may have been a letter that somebody was about to tell of when it was dropped
+        block_relink(&q.arena, block, index, word_version(mine))
+        block_free(&q.arena, block, index, word_version(mine) + 1)
+        store_relaxed_u64(&cell.job_block, 0)
+    store_relaxed_u64(&cell.due_ns, due_now(q) + <uint64_t> load_relaxed_u32(&cell.keep_s) * 1000000000)
+    # N1: pairs with N2
+    cas_seq_cst_u64(cell_word(&q.cells, index), mine, word_pack(word_version(mine), KEPT, 0))
+
+
+cdef inline bint result_keep(Queue *q, uint64_t index, uint64_t word) noexcept nogil:
+    """DONE -> KEPT(me) -> KEPT(0), of a result that nobody collects."""
+    cdef uint64_t mine = word_pack(word_version(word), KEPT, q.owner)
+    # C9: pairs with C8
+    if not cas_seq_cst_u64(cell_word(&q.cells, index), word, mine):
+        return False
+    # who was to do so may have died before
+    cell_synced(q, index)
+    kept_settle(q, index, mine)
+    return True
+
+
 cdef inline void result_ended(Queue *q, uint64_t index, uint64_t word) noexcept nogil:
-    """A result or letter whose submitter has gone: the one is freed, the other stays, unless it is dropped at this moment."""
+    """A result or letter whose submitter has gone. A letter stays, unless it is dropped at this moment; a result is kept or freed."""
     if is_letter(word):
         if letter_told(q, index, word):
             return
         word = word_pack(word_version(word), DONE, word_owner(word))
-    job_free_if(q, index, word)
+    if load_relaxed_u32(&job_cell(q, index).keep_s):
+        result_keep(q, index, word)
+    else:
+        job_free_if(q, index, word)
 
 
 cdef inline Code queue_delivered(
@@ -688,7 +720,7 @@ cdef inline Code queue_delivered(
 
 
 cdef inline Code queue_deliver(Queue *q, Mailbox *box, uint64_t job_id, uint64_t index, uint64_t word) noexcept nogil:
-    """Publish a DONE cell for its client; where the client has moved on meanwhile, free it."""
+    """Publish a DONE cell for its client; where the client has moved on meanwhile, it is kept or freed."""
     cdef Code code
     cell_synced(q, index)
     code = refs_publish(&box.refs, &q.cells, COLLECTABLE, word_version(word), index)
@@ -698,19 +730,28 @@ cdef inline Code queue_deliver(Queue *q, Mailbox *box, uint64_t job_id, uint64_t
 cdef inline Code queue_finish(
     Queue *q, Mailbox *box, uint64_t job_id, uint64_t index, uint64_t word, Frame *frame
 ) noexcept nogil:
-    """Write the result beside the job, TAKEN(me) -> DONE(me), deliver. LOST: it was taken away and the result is dropped."""
+    """Write the result beside the job, TAKEN(me) -> DONE(me), deliver. LOST: it was taken away and the result is dropped.
+
+    `box` NULL: its client has gone for long, and its result is to be kept.
+    """
     cdef JobCell *cell = job_cell(q, index)
     cdef uint64_t block
     cdef uint64_t done = word_pack(word_version(word), DONE, q.owner)
     cdef Code code = frame_store(q, frame, result_area(q, index), q.result_bytes, index, word_version(word), &block)
     if code != OK:
         return code
+    if load_relaxed_u32(&cell.keep_s):
+        # it is to be read after the next boot, too
+        block_synced(q, block, frame.header_length + frame.data_length)
     result_write(cell, block, frame.header_length + frame.data_length, frame.crc32)
-    # C8: pairs with R3 and C9 of the client
+    # C8: pairs with R3, N2 and C9 of the client
     if not cas_seq_cst_u64(cell_word(&q.cells, index), word, done):
         if block:
             block_free(&q.arena, block, index, word_version(word))
         return LOST
+    if box == NULL:
+        result_ended(q, index, done)
+        return OK
     return queue_deliver(q, box, job_id, index, done)
 
 
@@ -801,8 +842,8 @@ cdef inline Code queue_retry_letter(Queue *q, uint64_t job_id) noexcept nogil:
 
 
 cdef enum:
-    # dead letters do not count: their submitter has been told, or will be
-    HELD = ~(1 << FREE | 1 << DEAD | 1 << QUARANTINED)
+    # dead letters do not count, nor does what is kept: their submitter has been told, or will be
+    HELD = ~(1 << FREE | 1 << DEAD | 1 << QUARANTINED | 1 << KEPT)
 
 
 cdef inline uint64_t queue_count_held(Queue *q, uint32_t states) noexcept nogil:

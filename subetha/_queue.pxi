@@ -13,6 +13,7 @@ cdef enum:
     LIVE_SHARE = 10         # in each tenth of `unknown_after` it is found out once what others know
     ANSWERING_MS = 10       # for so long at most jobs that nobody knows are answered before a claim goes on
     ANSWERING_SHARE = 10    # so many times as long as that took none is, unless nothing else is there to be done
+    PROOFS = 3              # so many looks in a row that find nothing of a job are proof that there is none
     IDLE_QUOTA_MS = 2000    # at its quota, with every job finished and nobody collecting: then Full is said
 
 cdef str QUOTA_TEXT = (
@@ -20,6 +21,11 @@ cdef str QUOTA_TEXT = (
     "recv(), or create the queue with a larger quota"
 )
 
+# between two looks for a result: at first, and at most unless a look takes long
+cdef int64_t SHORTEST_PAUSE_NS = 200_000
+cdef int64_t LONGEST_PAUSE_NS = 20_000_000
+# a look that took longer proves nothing: in that time a job may move on more than twice
+cdef int64_t PROOF_NS = 1_000_000_000
 cdef double LONGEST_BACKOFF_S = 3600.0
 cdef double LATEST_S = 9e9      # as a time in seconds since 1970; ns of it fit 64 bits
 
@@ -49,6 +55,12 @@ cdef uint32_t milliseconds_of(str name, object seconds) except 0:
         raise ValueError(f"{name}: expected None or seconds > 0, found {seconds}")
     # nobody waits longer than that
     return max(1, <uint32_t> min(<double> seconds * 1e3, 0xFFFFFFFF))
+
+
+cdef uint32_t whole_seconds_of(str name, object seconds) except 0:
+    if not seconds > 0:
+        raise ValueError(f"{name}: expected None or seconds > 0, found {seconds}")
+    return <uint32_t> ceil(min(<double> seconds, 0xFFFFFFFF))
 
 
 cdef int put_backoff(JobOptions *options, object backoff) except -1:
@@ -676,9 +688,9 @@ cdef class QueueHandle(Mapped):
         cdef uint64_t i
         cdef set held = set()
         for i in range(self.queue.cells.count):
-            if load_relaxed_u64(&job_cell(&self.queue, i).job_id) >> 32 == self.queue.client and word_state(
-                load_acquire_u64(cell_word(&self.queue.cells, i))
-            ) != FREE:
+            if load_relaxed_u64(&job_cell(&self.queue, i).job_id) >> 32 == self.queue.client and not word_is_one_of(
+                load_acquire_u64(cell_word(&self.queue.cells, i)), 1 << FREE | 1 << KEPT
+            ):
                 held.add(<uint32_t> load_relaxed_u64(&job_cell(&self.queue, i).job_id))
         self.pending &= held
         return 0
@@ -780,6 +792,8 @@ cdef class QueueHandle(Mapped):
                 raise OSError(EIO, f"{os.strerror(EIO)}: the disk did not take the job; it was not accepted", self.file_path)
             if code == NO_BLOCK or code == NO_DISK:
                 self.raise_arena(code, frame.data_length + SUBMIT_HEADER)
+            if code == FULL and self.free_expired():
+                continue
             if code != FULL and code != QUOTA:
                 repairs += 1
                 if repairs > REPAIRS:
@@ -788,6 +802,13 @@ cdef class QueueHandle(Mapped):
                 continue
             self.observe(OP_PUSH, 1, 0)
             self.wait_for_room(code, deadline, wait, &stage, &idle)
+
+    @cython.final
+    cdef bint free_expired(self) noexcept:
+        cdef uint64_t n
+        with nogil:
+            n = kept_free_expired(&self.queue)
+        return n > 0
 
     @cython.final
     cdef int wait_for_room(self, Code code, int64_t deadline, object wait, int *stage, int64_t *idle) except -1:
@@ -821,8 +842,8 @@ cdef class QueueHandle(Mapped):
         return 0
 
     def submit(
-        self, Pass pass_ not None, *, priority=1, timeout=None, max_attempts=3, backoff=None, due=None, wait=None, _job_id=0,
-        _args=None
+        self, Pass pass_ not None, *, priority=1, timeout=None, max_attempts=3, backoff=None, due=None, result_ttl=None,
+        wait=None, _job_id=0, _args=None
     ):
         """Hand a job in. When this returns, the job survives any process's death.
 
@@ -841,6 +862,9 @@ cdef class QueueHandle(Mapped):
         due : float or datetime, optional
             When it may run at the earliest: seconds since 1970 on the wall clock, as `time.time()` gives them, or an aware
             datetime. None, or a time that has passed: at once.
+        result_ttl : float, optional
+            For how many seconds (rounded up to whole ones, up to 136 years) the result is kept for `result`, from when this
+            handle has received it, or has gone. It keeps its cell, and its block, for so long. None: it is this handle's alone.
         wait : float, optional
             Seconds to wait for room; None waits for ever, 0 does not wait.
 
@@ -874,6 +898,8 @@ cdef class QueueHandle(Mapped):
             options.timeout_ms = milliseconds_of("timeout", timeout)
         if backoff is not None:
             put_backoff(&options, backoff)
+        if result_ttl is not None:
+            options.keep_s = whole_seconds_of("result_ttl", result_ttl)
         if due is not None:
             options.due_ns = due_ns_of(due)
             if options.due_ns <= due_now(&self.queue):
@@ -1037,6 +1063,147 @@ cdef class QueueHandle(Mapped):
                 self.repair()
             self.check_synced()
             return code != EMPTY
+        finally:
+            self.leave()
+
+    # ---- kept results ----
+
+    def result(self, job_id, timeout=None):
+        """The result of a job that was submitted with `result_ttl`, by any handle of any process; it stays where it is.
+
+        It is there as soon as the job is done, and until it expires or is forgotten. For a dead letter, or a quarantined job,
+        this is the error that its submitter gets, with or without `result_ttl`.
+
+        Parameters
+        ----------
+        job_id : int
+            What `submit` gave back.
+        timeout : float, optional
+            Seconds on the monotonic clock to wait for a job that is not done; None waits for ever, 0 does not wait.
+
+        Returns
+        -------
+        bytes or PassError
+            As `SubmittedResult.result`: an error is not raised.
+
+        Raises
+        ------
+        UnknownJob
+            There is no such job: it was never submitted, its result has expired or was forgotten, or it was submitted without
+            `result_ttl` and is done.
+        TimeoutError
+            It was not done at the timeout.
+        OSError
+            A durable queue: the disk did not take the result, which is there, and lost with the power.
+        ValueError
+            The handle is closed, or was closed while this waited.
+        """
+        cdef uint64_t wanted = self.checked_job_id(job_id)
+        cdef int64_t deadline = deadline_of(timeout)
+        cdef int64_t began, now, pause
+        cdef int64_t longest_pause = SHORTEST_PAUSE_NS
+        cdef uint64_t index = self.queue.cells.count
+        cdef uint64_t word
+        cdef Sight sight
+        cdef int absent = 0
+        cdef int moved = 0
+        self.enter()
+        try:
+            while True:
+                began = monotonic_ns()
+                with nogil:
+                    sight = queue_sight(&self.queue, wanted, &index, &word)
+                now = monotonic_ns()
+                if sight == READABLE:
+                    found = self.read_kept(index, word, wanted)
+                    if found is not None:
+                        return found
+                    moved += 1
+                    if moved < PROOFS:
+                        # collected at this moment
+                        continue
+                elif sight == OTHERS:
+                    raise errors.UnknownJob(
+                        f"{self.file_path}: job {job_id} is done, and its result is its submitter's alone; results are kept only "
+                        "for jobs submitted with result_ttl"
+                    )
+                absent = absent + 1 if sight == ABSENT and now - began < PROOF_NS else 0
+                if absent == PROOFS:
+                    raise errors.UnknownJob(
+                        f"{self.file_path}: no cell has job {job_id} or a result of it: it was never submitted here, was cancelled, "
+                        "or has ended, and its result was not kept (results are kept only for jobs submitted with result_ttl), "
+                        "has expired, or was forgotten"
+                    )
+                if deadline >= 0 and now >= deadline and absent == 0:
+                    raise TimeoutError(f"{self.file_path}: job {job_id} was not done in {timeout} s")
+                pause = SHORTEST_PAUSE_NS
+                if absent == 0:
+                    pause = max(longest_pause, LOOK_SHARE * min(now - began, LONGEST_PAUSE_NS))
+                    longest_pause = min(2 * longest_pause, LONGEST_PAUSE_NS)
+                    if deadline >= 0:
+                        pause = min(pause, deadline - now)
+                with nogil:
+                    usleep(<unsigned int> (pause // 1000) + 1)
+                PyErr_CheckSignals()
+                if private_get(&self.is_closed):
+                    raise_code(CLOSED, self.file_path, "")
+        finally:
+            self.leave()
+
+    @cython.final
+    cdef object read_kept(self, uint64_t index, uint64_t word, uint64_t job_id):
+        """The result in a cell that had this word a moment ago; None where it has moved on meanwhile."""
+        cdef JobCell *cell = job_cell(&self.queue, index)
+        cdef uint32_t crc = load_relaxed_u32(&cell.result_crc32)
+        cdef uint64_t length = load_relaxed_u64(&cell.result_length)
+        cdef uint32_t attempts = load_relaxed_u16(&cell.attempts)
+        cdef const uint8_t *data = kept_frame(&self.queue, index, word, length)
+        cdef bytes copy
+        cdef uint8_t header[7]
+        if data == NULL or length < RESULT_HEADER:
+            data = NULL
+            length = RESULT_HEADER
+        copy = PyBytes_FromStringAndSize(NULL, length - RESULT_HEADER)
+        copy_frame(copy, header, data, length, False)
+        # F1: pairs with C3 and C4; what was copied was read before this
+        fence_seq_cst()
+        if load_acquire_u64(cell_word(&self.queue.cells, index)) != word:
+            return None
+        if self.queue.is_durable and (word_state(word) == DONE or (word_state(word) == KEPT and word_owner(word))):
+            # whoever has finished it may not have come so far
+            with nogil:
+                cell_synced(&self.queue, index)
+            self.check_synced()
+        if data == NULL and word_state(word) == DEAD:
+            # a start of the machine has left nothing of the text
+            return errors.WorkerDied(f"job {job_id} is a dead letter: its worker died in the last of {attempts} attempts")
+        if data == NULL and word_state(word) == QUARANTINED:
+            return errors.ExecutionError(f"the job's bytes were damaged; cell {index} is quarantined")
+        copy = self.whole_data(<uint32_t> job_id, index, header, copy, length, data != NULL, crc)
+        return result_from(header, copy)
+
+    def forget(self, job_id):
+        """Drop a kept result before it expires; its cell is free.
+
+        Parameters
+        ----------
+        job_id : int
+            What `submit` gave back.
+
+        Returns
+        -------
+        bool
+            Was there one? Not, where its submitter is still to receive it: it is kept from then on.
+        """
+        cdef uint64_t wanted = self.checked_job_id(job_id)
+        cdef uint64_t n
+        self.enter()
+        try:
+            self.join()
+            with nogil:
+                n = queue_forget(&self.queue, wanted)
+            self.check_synced()
+            return n > 0
         finally:
             self.leave()
 
@@ -1382,6 +1549,19 @@ cdef class QueueHandle(Mapped):
     # ---- results ----
 
     @cython.final
+    cdef inline bytes whole_data(
+        self, uint32_t token, uint64_t index, uint8_t *header, bytes copy, uint64_t length, bint found, uint32_t crc
+    ):
+        """The data of a result that was copied; where they are damaged those of an error that says so, with its header."""
+        if found and result_is_well_formed(header, length) and (
+            crc == 0 or crc == layout.result_crc32(PyBytes_FromStringAndSize(<const char *> header, RESULT_HEADER), copy)
+        ):
+            return copy
+        copy = error_text(errors.ExecutionError(f"the result in cell {index} was damaged by another process"), None)
+        put_result_header(header, token, STATUS_ERROR, PyBytes_GET_SIZE(copy))
+        return copy
+
+    @cython.final
     cdef object collect(self, bint as_frame):
         """The oldest result, or None: as SubmittedResult, or as a result frame."""
         cdef Ref ref
@@ -1391,7 +1571,7 @@ cdef class QueueHandle(Mapped):
         cdef const uint8_t *data
         cdef bytes copy
         cdef uint8_t header[7]
-        cdef bint was_run_again, is_first
+        cdef bint was_run_again, is_first, is_kept
         cdef uint32_t crc
         cdef int repairs = 0
         while True:
@@ -1426,14 +1606,18 @@ cdef class QueueHandle(Mapped):
                 is_first = self.ended(<uint32_t> job_id)
                 refs_pass(&self.inbox.box.refs, &ref)
             else:
-                collected = word_pack(word_version(ref.word), COLLECTED, self.queue.owner)
+                is_kept = load_relaxed_u32(&cell.keep_s) != 0
+                collected = word_pack(word_version(ref.word), KEPT if is_kept else COLLECTED, self.queue.owner)
                 # C9: pairs with C8; one collector wins
                 if not cas_seq_cst_u64(cell_word(&self.queue.cells, ref.cell), ref.word, collected):
                     continue
                 copy_frame(copy, header, data, length, True)
                 # before the cell is free, so that a submitter woken by that finds its quota
                 is_first = self.ended(<uint32_t> job_id)
-                job_free_if(&self.queue, ref.cell, collected)
+                if not is_kept:
+                    job_free_if(&self.queue, ref.cell, collected)
+                else:
+                    self.keep(ref.cell, collected, is_first)
                 refs_pass(&self.inbox.box.refs, &ref)
                 store_relaxed_u64(&self.queue.hint, ref.cell)
             if not is_first:
@@ -1441,16 +1625,20 @@ cdef class QueueHandle(Mapped):
                 private_add(&self.dropped, 1)
                 continue
             private_add(&self.run_again, was_run_again)
-            if data == NULL or not result_is_well_formed(header, length) or (
-                crc != 0 and crc != layout.result_crc32(PyBytes_FromStringAndSize(<const char *> header, RESULT_HEADER), copy)
-            ):
-                copy = error_text(errors.ExecutionError(
-                    f"the result in cell {ref.cell} was damaged by another process"
-                ), None)
-                put_result_header(header, <uint32_t> job_id, STATUS_ERROR, PyBytes_GET_SIZE(copy))
+            copy = self.whole_data(<uint32_t> job_id, ref.cell, header, copy, length, data != NULL, crc)
             if as_frame:
                 return PyBytes_FromStringAndSize(<const char *> header, RESULT_HEADER) + copy
             return new_result(job_id, result_from(header, copy))
+
+    @cython.final
+    cdef int keep(self, uint64_t index, uint64_t mine, bint is_first) except -1:
+        """Of a result collected as KEPT(me): keep it, unless another one of the same job was there before."""
+        with nogil:
+            if is_first:
+                kept_settle(&self.queue, index, mine)
+            else:
+                job_free_if(&self.queue, index, mine)
+        return 0
 
     @cython.final
     cdef object collect_waiting(self, bint as_frame, object timeout):
@@ -1871,19 +2059,22 @@ cdef class JobClaim(Claim):
     cdef int answer(self, Frame *frame, uint32_t status) except -1:
         cdef QueueHandle handle = <QueueHandle> self.holder
         cdef Mailbox box
+        cdef Mailbox *to = NULL
         cdef Code code
         self.check_held(handle)
         self.begin_end()
         if queue_mailbox(&handle.queue, self.job_id >> 48, &box):
+            to = &box
+        if to != NULL or load_relaxed_u32(&job_cell(&handle.queue, self.cell).keep_s):
             frame.header_length = RESULT_HEADER
             put_result_header(frame.header, <uint32_t> self.job_id, status, frame.data_length)
             put_result_header(frame.block_header, <uint32_t> self.job_id, status, REST_OF_FRAME)
             frame.crc32 = handle.frame_crc32(frame, handle.queue.result_bytes, None)
             if handle.queue.is_durable or frame.data_length >= LONG_FRAME:
                 with nogil:
-                    code = queue_finish(&handle.queue, &box, self.job_id, self.cell, self.word, frame)
+                    code = queue_finish(&handle.queue, to, self.job_id, self.cell, self.word, frame)
             else:
-                code = queue_finish(&handle.queue, &box, self.job_id, self.cell, self.word, frame)
+                code = queue_finish(&handle.queue, to, self.job_id, self.cell, self.word, frame)
         else:
             # nobody can have submitted this
             code = OK if job_free_if(&handle.queue, self.cell, self.word) else LOST

@@ -8,6 +8,11 @@ A job that a dead worker had in hand is first taken over, so that one process al
     TAKEN(me) -> RETRY(me), version+1        published in `back`; or, after max_attempts deaths,
     TAKEN(me) -> DEAD(me)                    published in the client's mailbox, so that its submitter hears of it
     DEAD(r) -> DEAD(0), version+1            told; the letter stays until it is dropped or retried
+
+So is a result that a dead client was about to keep:
+
+    KEPT(dead) -> KEPT(me), version+1        then when it expires is written, and
+    KEPT(me) -> KEPT(0)
 """
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
@@ -25,9 +30,10 @@ from subetha._cells cimport (
     cell_word, word_is_one_of, word_owner, word_pack, word_state, word_version,
 )
 from subetha._layout cimport (
-    CLAIMABLE, COLLECTABLE, COLLECTED, DEAD, DONE, EMPTY, FENCED, FREE, FREE_HOLE, NO_PLACE, OK, OVERDUE, OWNED,
+    CLAIMABLE, COLLECTABLE, COLLECTED, DEAD, DONE, EMPTY, FENCED, FREE, FREE_HOLE, KEPT, NO_PLACE, OK, OVERDUE, OWNED,
     PARKED, QUARANTINED, READY, RETRY, TAKEN, WRITING, Cause, Code, JobCell,
 )
+from subetha._keep cimport kept_mend, kept_take_over
 from subetha._park cimport due_from_cells, parked_mend
 from subetha._process cimport realtime_ns, wake_some
 from subetha._queue cimport (
@@ -60,7 +66,9 @@ cdef inline bint job_mend(Queue *q, uint64_t index) noexcept nogil:
     cdef uint64_t mine
     if word_state(word) == PARKED:
         parked_mend(q, index, word)
-    elif word_state(word) > OVERDUE:
+    elif word_state(word) == KEPT:
+        kept_mend(q, index, word)
+    elif word_state(word) > KEPT:
         job_free_if(q, index, word)
     elif not word_is_one_of(word, HELD_BY_OWNER) or not number_is_nobodys(&q.records, word_owner(word)):
         return False
@@ -137,7 +145,7 @@ cdef inline bint block_found(Queue *q, uint64_t ref) noexcept nogil:
         word = load_acquire_u64(cell_word(&q.cells, i))
         if (
             (load_relaxed_u64(&cell.job_block) == ref and word_is_one_of(word, CLAIMABLE | 1 << PARKED | 1 << TAKEN | 1 << DEAD))
-            or (load_relaxed_u64(&cell.result_block) == ref and word_is_one_of(word, 1 << COLLECTED | COLLECTABLE))
+            or (load_relaxed_u64(&cell.result_block) == ref and word_is_one_of(word, 1 << COLLECTED | 1 << KEPT | COLLECTABLE))
         ):
             # should the cell go on meanwhile, then this is a version that it has passed, and anybody's
             block_link(&q.arena, ref, i, word_version(word))
@@ -205,6 +213,19 @@ cdef inline int64_t queue_repair(Queue *q) noexcept nogil:
 # ---- rescue ----
 
 
+cdef inline uint32_t crc32_of(const uint8_t *data, uint64_t length) noexcept nogil:
+    """zlib's CRC-32, or 1 for 0; of the few bytes that the core writes itself."""
+    cdef uint32_t crc = 0xFFFFFFFF
+    cdef uint64_t i
+    cdef int _bit
+    for i in range(length):
+        crc ^= <uint32_t> data[i]
+        for _bit in range(8):
+            crc = crc >> 1 ^ (<uint32_t> 0xEDB88320 * (crc & 1))
+    crc = ~crc
+    return crc if crc else 1
+
+
 cdef inline void finish_error(Queue *q, JobCell *cell, uint64_t index, int length) noexcept nogil:
     """The result frame around an error's text of `length` bytes that stands in its place already, cut where it had no room."""
     cdef uint8_t *at = result_area(q, index)
@@ -217,7 +238,7 @@ cdef inline void finish_error(Queue *q, JobCell *cell, uint64_t index, int lengt
     at[4] = STATUS_OF_ERROR
     at[5] = length & 0xFF
     at[6] = length >> 8
-    result_write(cell, 0, HEADER_OF_RESULT + length, 0)
+    result_write(cell, 0, HEADER_OF_RESULT + length, crc32_of(at, HEADER_OF_RESULT + length) if q.is_durable else 0)
 
 
 cdef inline void write_end(Queue *q, JobCell *cell, uint64_t index, bint cancelled) noexcept nogil:
@@ -374,6 +395,9 @@ cdef inline int64_t rescue_pass(
         elif state == TAKEN:
             found += 1
             rescue_taken(q, i, word, pid, code)
+        elif state == KEPT:
+            found += 1
+            kept_take_over(q, i, word)
         elif state == RETRY and not seen[i]:
             found += 1
             rescue_unpublished(q, i, word)

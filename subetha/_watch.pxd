@@ -10,6 +10,7 @@ from libc.stdint cimport int64_t, uint64_t
 
 from subetha._atomics cimport cas_seq_cst_u64, fetch_add_acq_rel_u64, load_acquire_u64, private_set
 from subetha._heartbeat cimport status_state
+from subetha._keep cimport kept_free_expired
 from subetha._lapse cimport queue_end_overdue, queue_lapse
 from subetha._layout cimport SLOT_USED
 from subetha._park cimport due_from_cells
@@ -24,7 +25,7 @@ cdef enum:
     SECOND_LOOK_MS = 50     # a death is first left to whoever started the process, and knows how it ended
     GRACE_EPOCHS = 5        # a beat that is further behind is a lapse
     OVERDUE_LOOK_MS = 5000  # every running job's deadline is looked at so often, whatever the pool's line says
-    PARKED_LOOK_MS = 1000   # `due` is put right from the cells so often, or where that takes long, a hundredth of the time
+    PARKED_LOOK_MS = 1000   # parked and kept cells are gone through so often, or where that takes long, for a hundredth of the time
     LOOKS = 64              # records that one who does not lead looks at each time
 
 ctypedef struct Watch:
@@ -119,9 +120,10 @@ cdef inline int watch_deadlines(Watch *w, int64_t now) noexcept nogil:
 
 
 cdef inline void watch_parked(Watch *w, int64_t now) noexcept nogil:
-    """The leader's: no parked job is forgotten, whatever the word says."""
+    """The leader's: no parked job is forgotten, whatever the word says, and no result is kept for longer than it is to be."""
     if now >= w.parked_ns:
         due_from_cells(w.queue)
+        kept_free_expired(w.queue)
         w.parked_ns = max(now + (PARKED_LOOK_MS - 100) * <int64_t> 1000000, now + 100 * (monotonic_ns() - now))
 
 

@@ -40,6 +40,8 @@ from subetha.wire import RESULT_HEADER_BYTES, SUBMIT_HEADER_BYTES
 __all__ = ["CheckReport", "Fault", "check_queue", "look"]
 
 PAUSE_S = 0.2
+CLOCK_SLACK_S = 86_400
+"""By how much the clock may have been set back since the time was written at which a result expires."""
 STEADY_TRIES = 16
 """How often a ring is read again because its hints moved meanwhile; after that it is at work, and no fault is seen in it."""
 
@@ -193,6 +195,7 @@ class _Look:
             yield from seen.faults
         yield from self._states(cells)
         yield from self._parked(cells)
+        yield from self._kept(cells)
         yield from self._waiting(cells, rings)
         yield from self._results(cells, boxes)
         yield from self._frames(cells)
@@ -275,7 +278,9 @@ class _Look:
         words = cells["word"].copy()
         fields = {
             name: cells[name].copy()
-            for name in ("job_id", "job_length", "result_length", "job_block", "result_block", "priority", "due_ns")
+            for name in (
+                *("job_id", "job_length", "result_length", "job_block", "result_block", "priority", "due_ns", "keep_s"),
+            )
         }
         # What was read belongs to a word that is there before and after.
         steady = cells["word"] == words
@@ -285,7 +290,8 @@ class _Look:
         for cell in cells.where(cells.states > max(CellState)):
             word = int(cells.words[cell])
             yield Fault("state", f"cell {cell}", f"no such state: {int(cells.states[cell])} (word {word:#x})", (word,))
-        for cell in cells.where(np.isin(cells.states, OWNED_STATES)):
+        is_being_kept = (cells.states == CellState.KEPT) & (cells.owners != 0)
+        for cell in cells.where(np.isin(cells.states, OWNED_STATES) | is_being_kept):
             word, owner = int(cells.words[cell]), int(cells.owners[cell])
             state = CellState(int(cells.states[cell])).name
             if not 0 < owner <= self.queue.participants:
@@ -313,6 +319,18 @@ class _Look:
             elif due != 0 and not 0 < time <= max(due, LOOKING + 2):
                 text = f"PARKED until {due} ns, and the pool tells of none before {time} ns"
                 yield Fault("parked", f"cell {cell}", text, (word, told))
+
+    def _kept(self, cells: "_Cells") -> Iterator[Fault]:
+        """What is kept expires, and not later than it was asked for."""
+        now = time.time_ns()
+        for cell in cells.where((cells.states == CellState.KEPT) & (cells.owners == 0)):
+            word, due = int(cells.words[cell]), int(cells.fields["due_ns"][cell])
+            keep_s = int(cells.fields["keep_s"][cell])
+            if keep_s == 0:
+                yield Fault("kept", f"cell {cell}", "KEPT, and no result of its job was to be kept", (word,))
+            elif due > now + (keep_s + CLOCK_SLACK_S) * 10**9:
+                text = f"KEPT for {keep_s} s, and expires only in {(due - now) // 10**9} s"
+                yield Fault("kept", f"cell {cell}", text, (word, due))
 
     def _waiting(self, cells: "_Cells", rings: dict[tuple[str, int], _Seen]) -> Iterator[Fault]:
         claimable = np.isin(cells.states, (CellState.READY, CellState.RETRY))
@@ -357,7 +375,8 @@ class _Look:
         yield from self._frames_of(
             cells, "job", np.isin(cells.states, JOB_STATES), SUBMIT_HEADER_BYTES, self.queue.job_bytes
         )
-        yield from self._frames_of(cells, "result", cells.untold, RESULT_HEADER_BYTES, self.queue.result_bytes)
+        has_result = cells.untold | (cells.states == CellState.KEPT)
+        yield from self._frames_of(cells, "result", has_result, RESULT_HEADER_BYTES, self.queue.result_bytes)
         if self.queue.is_durable:
             yield from self._checksums(cells)
 

@@ -52,8 +52,8 @@ class Fault(NamedTuple):
     Attributes
     ----------
     kind : str
-        `missing`, `damaged`, `foreign`, `unreadable`: a file; `state`, `owner`, `parked`, `reference`, `job`, `result`: of a cell;
-        `participant`; `due`, `places`, `hints`: of a ring; `block`; `repair`: the repair itself failed.
+        `missing`, `damaged`, `foreign`, `unreadable`: a file; `state`, `owner`, `parked`, `kept`, `reference`, `job`, `result`:
+        of a cell; `participant`; `due`, `places`, `hints`: of a ring; `block`; `repair`: the repair itself failed.
     where : str
         The file, cell, ring, mailbox, participant or block.
     text : str

@@ -48,6 +48,14 @@ class ArenaTooSmall(ArenaFull, PayloadTooLarge):
     """A payload is longer than the largest block of the arena, so that waiting does not help."""
 
 
+class UnknownJob(TransportError, KeyError):
+    """No cell of a queue has this job, or a result of it that is kept."""
+
+    def __str__(self) -> str:
+        # a KeyError's would be the repr
+        return Exception.__str__(self)
+
+
 class HeartbeatError(SubethaError):
     """A heartbeat table refused a registration or a slot."""
 

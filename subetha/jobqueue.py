@@ -72,9 +72,10 @@ class QueueStats(NamedTuple):
     ----------
     cells : int
         Size of the pool; `reserve` of them are kept for rescue.
-    free, waiting, running, done, other, parked : int
+    free, waiting, running, done, other, parked, kept : int
         Cells in these states: `waiting` READY or RETRY, `running` TAKEN, `done` results not collected yet,
-        `parked` not due yet, or known to no worker that has met them, `other` whatever is between two states or set aside.
+        `parked` not due yet, or known to no worker that has met them, `kept` results that `result` still gives though their
+        submitters have them, or have gone, `other` whatever is between two states or set aside.
     waiting_by_priority : tuple of int
         `waiting`, by priority.
     states : dict
@@ -101,6 +102,7 @@ class QueueStats(NamedTuple):
     arena_bytes: int
     arena_backed_bytes: int
     parked: int
+    kept: int
 
 
 class WorkerDeath(NamedTuple):
@@ -166,10 +168,10 @@ class JobQueue(QueueHandle):
 
     One process creates it, any number open it. A handle may be used by several threads; it takes a number at its first
     submit, claim or receive, and its results come back to it alone. Results that were not collected when it closes are
-    dropped; its jobs still run.
+    dropped, or kept where that was asked for (`result_ttl`); its jobs still run.
 
-    Calls: `submit`, `cancel`, `cancel_running`, `try_recv`, `recv`, `recv_many`, `try_claim`, `claim`, `runs`, `stats`, `cells`,
-    `rescue`, `progress`, `dead_letters`, `retry_dead`, `drop_dead`, `quarantined`, `repair`, `close`.
+    Calls: `submit`, `cancel`, `cancel_running`, `try_recv`, `recv`, `recv_many`, `result`, `forget`, `try_claim`, `claim`, `runs`,
+    `stats`, `cells`, `rescue`, `progress`, `dead_letters`, `retry_dead`, `drop_dead`, `quarantined`, `repair`, `close`.
     """
 
     _registrations: Registrations | None = None
@@ -343,7 +345,7 @@ class JobQueue(QueueHandle):
             waiting=waiting,
             running=counts["TAKEN"],
             done=counts["DONE"],
-            other=len(cells) - counts["FREE"] - waiting - counts["TAKEN"] - counts["DONE"] - counts["PARKED"],
+            other=len(cells) - waiting - sum(counts[state] for state in ("FREE", "TAKEN", "DONE", "PARKED", "KEPT")),
             waiting_by_priority=tuple(int(n) for n in np.bincount(levels, minlength=PRIORITIES)),
             states=dict(counts),
             participants=len(list(self.heartbeat)),
@@ -352,6 +354,7 @@ class JobQueue(QueueHandle):
             arena_bytes=self.arena_bytes,
             arena_backed_bytes=self.arena_backed_bytes,
             parked=counts["PARKED"],
+            kept=counts["KEPT"],
         )
 
     def runs(self, closure_ids: Iterable[int] | None, known: Iterable[int] | None = None) -> None:

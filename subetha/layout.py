@@ -68,6 +68,7 @@ class CellState(enum.IntEnum):
     DEAD = 9
     QUARANTINED = 10
     OVERDUE = 11
+    KEPT = 12
 
 
 class MapPhase(enum.IntEnum):
@@ -295,10 +296,10 @@ JOB_CELL = np.dtype(
 )
 """Header of a cell of a queue; the job area and the result area follow.
 
-`charged` is 2 * version + 1 (low 32 bits) of the claim whose start counted as an attempt. `due_ns` is when a parked job is due
-(realtime ns); 0: it is parked since somebody did not know its closure id, and `unknown_ns` (monotonic, bit 0 apart) is since when
-nobody does, or, where bit 0 is set, when somebody may have. After attempt n the next one begins `backoff_ms` <<
-min(n - 1, `doublings`) later.
+`charged` is 2 * version + 1 (low 32 bits) of the claim whose start counted as an attempt. `due_ns` is when a parked job is due, or
+a kept result expires (realtime ns); 0: it is parked since somebody did not know its closure id, and `unknown_ns` (monotonic, bit 0
+apart) is since when nobody does, or, where bit 0 is set, when somebody may have. After attempt n the next one begins
+`backoff_ms` << min(n - 1, `doublings`) later.
 """
 
 TABLE_LINES = np.dtype(
@@ -425,7 +426,7 @@ def job_crc32(numbers: tuple[int, ...], *frame: Bytes) -> int:
 
 
 def result_crc32(*frame: Bytes) -> int:
-    """What `JOB_CELL["result_crc32"]` is in a durable queue: over the result's frame; never 0, which the core's own errors have."""
+    """What `JOB_CELL["result_crc32"]` is in a durable queue: over the result's frame; never 0, which says that there is none."""
     crc = 0
     for part in frame:
         crc = zlib.crc32(part, crc)

@@ -6,13 +6,14 @@ they were last synced. What the cells say is taken; everything else is made agai
     READY, RETRY, PARKED           wait on, READY and RETRY in the order in which they were handed in
     TAKEN                          put back; or a dead letter, where that was its last attempt
     DEAD, QUARANTINED              stay letters: who was to be told is gone
-    DONE                           freed: it has run, and its client is gone
+    DONE                           freed: it has run, and its client is gone; with `keep_s` it is kept
+    KEPT                           stays until it expires
     WRITING, COLLECTED, FENCED, OVERDUE    freed
 
 Who ran which closure ids (`map`) is forgotten: all of them are gone. How long nobody has known a parked job counts from here.
 
-In a durable queue a job whose CRC-32 is wrong is quarantined. A job's id does not come again, since a durable queue has each
-incarnation on the disk before its first job.
+In a durable queue a job whose CRC-32 is wrong is quarantined, and a result whose CRC-32 is wrong is freed. A job's id does not come
+again, since a durable queue has each incarnation on the disk before its first job.
 
 One process does this, under a lock (flock) on the pool that the kernel drops when it dies; the next one then begins anew, also
 after another power failure: `boot` in the pool is written last. Others wait.
@@ -54,8 +55,10 @@ from subetha.layout import (
     block_linked,
     cell_word,
     job_crc32,
+    result_crc32,
 )
 from subetha.routing import check_map, map_sizes
+from subetha.wire import RESULT_HEADER_BYTES
 
 WAIT_S = 60
 """How long others wait for the one that is at it."""
@@ -139,10 +142,11 @@ class _Queue:
         self.is_durable = bool(int(header["flags"]) & FLAG_DISK)
         self.count = int(header["capacity"])
         self.job_bytes = int(geometry["job_bytes"])
+        self.result_bytes = int(geometry["result_bytes"])
         self.participants = int(geometry["participants"])
         self.fds: list[int] = []
         self.pool = pool
-        offset, stride, _ = QueueHandle._pool_sizes(self.count, self.job_bytes, int(geometry["result_bytes"]))
+        offset, stride, _ = QueueHandle._pool_sizes(self.count, self.job_bytes, self.result_bytes)
         self.cells = pool[offset:].reshape(self.count, stride)
         try:
             self._map(int(geometry["arena_bytes"]))
@@ -205,6 +209,7 @@ class _Queue:
         self.map[LINES_OFFSET:] = 0
         lines = self.pool[LINES_OFFSET : LINES_OFFSET + POOL_LINES.itemsize].view(POOL_LINES)
         lines["deadline"] = 0
+        self._keep_results()
         waiting = [job for job in map(self._settle, self._find_jobs()) if job is not None]
         lines["due"] = self._find_due()
         self._free_blocks()
@@ -218,15 +223,31 @@ class _Queue:
         return self.cells[index, : JOB_CELL.itemsize].view(JOB_CELL)
 
     def _find_jobs(self) -> list[int]:
-        """Free every cell that holds no job to be kept; the others."""
+        """Free every cell that holds no job to be kept, nor a kept result; the cells of the jobs."""
         words = self.cells[:, :8].copy().view(np.uint64)[:, 0]
         states = (words >> np.uint64(STATE_SHIFT)).astype(np.uint8) & np.uint8(0xF)
-        kept = np.isin(states, (*_SETTLED, CellState.FREE)) | (states > max(CellState))
+        kept = np.isin(states, (*_SETTLED, CellState.FREE, CellState.KEPT)) | (states > max(CellState))
         freed = ((words >> np.uint64(VERSION_SHIFT)) + np.uint64(1)) << np.uint64(VERSION_SHIFT)
         words[~kept] = freed[~kept]
         self.cells[:, :8] = words.view(np.uint8).reshape(-1, 8)
-        found: list[int] = np.flatnonzero(kept & (states != CellState.FREE)).tolist()
+        found: list[int] = np.flatnonzero(kept & ~np.isin(states, (CellState.FREE, CellState.KEPT))).tolist()
         return found
+
+    def _keep_results(self) -> None:
+        """Let what is done and to be kept, or kept already, be KEPT by nobody, or free it."""
+        now = time.time_ns()
+        for index in self._find_kept(CellState.DONE, CellState.KEPT):
+            cell = self._cell(index)
+            word = int(cell["word"][0])
+            version, state, owner = word >> VERSION_SHIFT, word >> STATE_SHIFT & 0xF, word & 0xFFFF
+            latest = now + int(cell["keep_s"][0]) * 10**9
+            due = int(cell["due_ns"][0]) if state == CellState.KEPT and owner == 0 else latest
+            if due <= now or cell["keep_s"][0] == 0 or not self._result_is_whole(index):
+                cell["word"] = cell_word(version + 1, CellState.FREE, 0)
+                continue
+            cell["due_ns"] = min(due, latest)
+            cell["job_block"] = 0
+            cell["word"] = cell_word(version if state == CellState.KEPT else version + 1, CellState.KEPT, 0)
 
     def _settle(self, index: int) -> int | None:
         """Give a cell the state that it goes on in; the cell, if it waits to be run."""
@@ -261,11 +282,22 @@ class _Queue:
         numbers = tuple(int(cell[name]) for name in CHECKED_NUMBERS)
         return not self.is_durable or int(cell["job_crc32"]) == job_crc32(numbers, frame.data)
 
-    def _frame(self, index: int, cell: np.void) -> files.Bytes | None:
-        length, block = int(cell["job_length"]), int(cell["job_block"])
+    def _result_is_whole(self, index: int) -> bool:
+        """Is it a result's frame, and of this job; in a durable queue with the CRC-32 that it was given?"""
+        cell = self._cell(index)[0]
+        frame = self._frame(index, cell, "result")
+        if frame is None or len(frame) < RESULT_HEADER_BYTES:
+            return False
+        if int.from_bytes(frame[:4].tobytes(), "little") != int(cell["job_id"]) & 0xFFFF_FFFF:
+            return False
+        return not self.is_durable or int(cell["result_crc32"]) == result_crc32(frame.data)
+
+    def _frame(self, index: int, cell: np.void, what: str = "job") -> files.Bytes | None:
+        length, block = int(cell[f"{what}_length"]), int(cell[f"{what}_block"])
         if block == 0:
-            start = JOB_CELL.itemsize
-            return self.cells[index, start : start + length] if length <= self.job_bytes else None
+            start = JOB_CELL.itemsize + (self.job_bytes if what == "result" else 0)
+            area = self.result_bytes if what == "result" else self.job_bytes
+            return self.cells[index, start : start + length] if length <= area else None
         found = self._block(block)
         if found is None or length > found[0].size:
             return None
@@ -302,11 +334,12 @@ class _Queue:
             self.rings[name][LINES_OFFSET:start].view(RING_LINES)["tail"] = len(words)
 
     def _free_blocks(self) -> None:
-        """Link the blocks of the kept jobs, and give the disk space of all others back."""
+        """Link the blocks of the kept jobs and results, and give the disk space of all others back."""
         self.arena[LINES_OFFSET : self.words_end] = 0
         for index in self._find_kept():
             word = int(self._cell(index)["word"][0])
-            found = self._block(int(self._cell(index)["job_block"][0]))
+            of = "result_block" if word >> STATE_SHIFT & 0xF == CellState.KEPT else "job_block"
+            found = self._block(int(self._cell(index)[of][0]))
             if found is not None:
                 found[0].words[found[1]] = block_linked(index, word >> VERSION_SHIFT)
         lines = self.arena[LINES_OFFSET : LINES_OFFSET + ARENA_LINES.itemsize].view(ARENA_LINES)

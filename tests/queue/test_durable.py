@@ -2,11 +2,13 @@
 
 import errno
 import json
+import mmap
 import os
 import platform
 import shutil
 import signal
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from subetha import files, reboot
 from subetha._core import decode_submit, encode_result
 from subetha.check import check_queue
 from subetha.cli import cli
-from subetha.errors import Empty, ExecutionError, LayoutMismatch
+from subetha.errors import Empty, ExecutionError, JobCancelled, LayoutMismatch, UnknownJob, WorkerDied
 from subetha.jobqueue import JobQueue
 from subetha.layout import CHECKED_NUMBERS, LINES_OFFSET, POOL_LINES, STATE_SHIFT, TABLE_LINES, CellState, cell_word
 from subetha.pass_registry import Pass
@@ -198,7 +200,8 @@ def test_a_job_in_its_last_attempt_becomes_a_dead_letter(either):
         ("DEAD", "DEAD"),
         ("QUARANTINED", "QUARANTINED"),
         ("OVERDUE", None),
-        (12, "QUARANTINED"),
+        ("KEPT", None),
+        (13, "QUARANTINED"),
         (15, "QUARANTINED"),
     ],
 )
@@ -215,6 +218,108 @@ def test_each_state_is_settled(either, files_of, found, left):
         assert word & 0xFFFF == 0
         assert word >> 20 == (7 if found in (left, "FREE") else 8)
     assert check_queue(path).exit_code == 0
+
+
+@pytest.mark.parametrize("length", [40, LONG])
+@pytest.mark.parametrize("collected", [False, True])
+def test_a_result_that_is_to_be_kept_is_there_after_a_start(either, collected, length):
+    queue = either()
+    job_id = queue.submit(Pass(1, b"a" * length), result_ttl=1000)
+    plain = queue.submit(Pass(1, b""))
+    for _ in range(2):
+        queue.try_claim().reply(encode_result(0, b"r" * length))
+    if collected:
+        queue.recv_many(2)
+    with JobQueue.open(start_the_machine(queue)) as queue:
+        assert states(queue) == {"KEPT": 1}
+        assert queue.result(job_id, 0) == b"r" * length
+        with pytest.raises(UnknownJob):
+            queue.result(plain)
+        assert queue.arena_backed_bytes == (2**15 if length == LONG else 0)
+        assert check_queue(queue.path).faults == []
+        (cell,) = queue.cells()[queue.cells()["job_id"] == job_id]
+        assert 0 < int(cell["due_ns"]) - time.time_ns() <= 1000 * 10**9
+        assert queue.forget(job_id)
+        assert states(queue) == {}
+
+
+def test_a_result_that_has_expired_meanwhile_is_not(either, files_of):
+    queue = either()
+    job_id = queue.submit(Pass(1, b""), result_ttl=1000)
+    queue.try_claim().reply(encode_result(0, b"r"))
+    queue.recv(5)
+    path = start_the_machine(queue)
+    cells = files_of(path).cells
+    cells["due_ns"][cells["job_id"] == job_id] = time.time_ns()
+    with JobQueue.open(path) as queue:
+        assert states(queue) == {}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("result_length", 3), ("result_length", 2**40), ("result_block", 2**64 - 1), ("job_id", 1 << 48 | 7)],
+)
+def test_a_result_that_is_none_is_freed_at_a_start(either, files_of, field, value):
+    queue = either()
+    queue.submit(Pass(1, b""), result_ttl=1000)
+    queue.try_claim().reply(encode_result(0, b"r"))
+    queue.recv(5)
+    path = start_the_machine(queue)
+    files_of(path).cells[field] = value
+    with JobQueue.open(path) as queue:
+        assert states(queue) == {}
+
+
+@pytest.mark.parametrize("length", [40, LONG])
+def test_a_kept_result_whose_bytes_are_torn_is_freed_at_a_start(durable, length):
+    queue = durable()
+    queue.submit(Pass(1, b""), result_ttl=1000)
+    queue.try_claim().reply(encode_result(0, b"r" * length))
+    path = start_the_machine(queue)
+    for name in ("pool", "arena"):
+        with open(os.path.join(path, name), "r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
+            at = mapped.find(b"r" * 40)
+            if at >= 0:
+                mapped[at + 9 : at + 10] = b"X"
+    with JobQueue.open(path) as queue:
+        assert states(queue) == {}
+
+
+def test_an_error_of_the_core_has_a_crc32_and_is_kept_over_a_start(durable):
+    queue = durable()
+    job_id = queue.submit(Pass(1, b""), result_ttl=1000)
+    claim = queue.try_claim()
+    claim.started()
+    assert queue.cancel_running(job_id)
+    assert isinstance(queue.recv(5).result, JobCancelled)
+    with JobQueue.open(start_the_machine(queue)) as queue:
+        assert isinstance(queue.result(job_id, 0), JobCancelled)
+
+
+@pytest.mark.parametrize("length", [40, LONG])
+def test_a_job_of_before_a_start_has_its_result_kept_though_its_client_has_no_mailbox(either, length):
+    queue = either()
+    job_id = queue.submit(Pass(1, b"job"), result_ttl=1000)
+    plain = queue.submit(Pass(1, b"job"))
+    with JobQueue.open(start_the_machine(queue)) as queue:
+        for _ in range(2):
+            queue.try_claim().reply(encode_result(0, b"r" * length))
+        assert queue.result(job_id, 0) == b"r" * length
+        assert states(queue) == {"KEPT": 1}
+        with pytest.raises(UnknownJob):
+            queue.result(plain)
+
+
+def test_a_dead_letter_of_before_a_start_is_read_as_one(either):
+    queue = either()
+    job_id = queue.submit(Pass(1, b""), max_attempts=1, result_ttl=1000)
+    claim = queue.try_claim()
+    claim.started()
+    with JobQueue.open(start_the_machine(queue)) as queue:
+        found = queue.result(job_id)
+        assert isinstance(found, WorkerDied)
+        assert str(job_id) in str(found)
+        assert states(queue) == {"DEAD": 1}
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -601,20 +601,20 @@ def test_repair_undoes_words_that_nobody_can_move_on(make, files_of):
     """Unknown states, and states of owners that no participant can be; those of possible owners are left alone."""
     client, worker = make(64, quota=60, **SMALL), make.open()
     cells = files_of(client.path).cells
-    ids = [client.submit(Pass(1, b"%d" % n)) for n in range(20)]
-    claims = [worker.claim(WAIT_S) for _ in range(20)]
+    ids = [client.submit(Pass(1, b"%d" % n)) for n in range(22)]
+    claims = [worker.claim(WAIT_S) for _ in range(22)]
     words = {job_id: int(cells["word"][cells["job_id"] == job_id][0]) for job_id in ids}
     owned = (CellState.WRITING, CellState.COLLECTED, CellState.FENCED, CellState.OVERDUE)
     nobodys = [
-        *((state, owner) for state in owned for owner in (0, 17, 65_535)),
-        *((state, 1) for state in range(12, 16)),
+        *((state, owner) for state in (*owned, CellState.KEPT) for owner in (0, 17, 65_535)),
+        *((state, 1) for state in range(13, 16)),
     ]
     changed = dict(zip(ids, [*nobodys, (CellState.TAKEN, 0), (CellState.TAKEN, 65_535)], strict=False))
     for job_id, (state, owner) in changed.items():
         cells["word"][cells["job_id"] == job_id] = words[job_id] >> 20 << 20 | int(state) << 16 | owner
     kept = [job_id for job_id in ids if job_id not in changed]
     assert worker.repair() == 2
-    assert client.stats().states == {"FREE": 44 + len(nobodys), "RETRY": 2, "TAKEN": len(kept)}
+    assert client.stats().states == {"FREE": 42 + len(nobodys), "RETRY": 2, "TAKEN": len(kept)}
     again = [worker.claim(WAIT_S) for _ in range(2)]
     assert sorted(claim.job_id for claim in again) == list(changed)[-2:]
     for claim in [*again, *(claim for claim in claims if claim.job_id in kept)]:
