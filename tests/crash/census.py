@@ -127,7 +127,10 @@ def _in_hands(words, alive):
     return [
         f"cell {cell} is {state.name} in the hands of number {int(words[cell]) & 0xFFFF}, who is dead"
         for cell, state in enumerate(states_of(words))
-        if state in (CellState.WRITING, CellState.TAKEN, CellState.COLLECTED, CellState.FENCED)
+        if (
+            state in (CellState.WRITING, CellState.TAKEN, CellState.COLLECTED, CellState.FENCED)
+            or (state is CellState.KEPT and int(words[cell]) & 0xFFFF)
+        )
         and (int(words[cell]) & 0xFFFF) - 1 not in alive
     ]
 

@@ -23,6 +23,8 @@ PLACES = 2 * CELLS
 VICTIM, FALLEN = "V", 1
 ONCE, NEVER, PERHAPS = {1}, {0}, {0, 1}
 PATIENCE_S = 20
+ENDED = (CellState.DEAD, CellState.KEPT)
+"""States in which a job that is in nobody's hands stays until somebody asks for something."""
 FAR = 4e9
 """When parked jobs are due (s since 1970): after any run of this. Who is to take them has its clock set forward."""
 FAR_AHEAD_NS = 3 * 10**18
@@ -262,7 +264,7 @@ class QueueStage:
     def is_under_way(self):
         words = QueueCensus(self.directory).words
         return any(
-            state not in (CellState.FREE, CellState.DEAD) or (state is CellState.DEAD and int(word) & 0xFFFF)
+            state not in (CellState.FREE, *ENDED) or (state in ENDED and int(word) & 0xFFFF)
             for word, state in zip(words, states_of(words), strict=True)
         )
 
@@ -894,6 +896,182 @@ class HoldLast(QueueStage):
         self.claim.started()
 
 
+# ---- kept results ----
+
+
+class Kept(QueueStage):
+    """`kept` says how often a job's result must be there for whoever asks, once everything has run."""
+
+    ttl = 1000
+
+    def before(self):
+        super().before()
+        # by a clock that is ahead it would expire at once
+        self.queue._clock_shift_ns = 0
+        self.kept = {}
+
+    def keep(self, n, length=40, worker="S", result=60, **options):
+        """A job of the victim's that has run, with its result still to be collected."""
+        job_id = self.hand_in(n, length, result_ttl=self.ttl, **options)
+        run(self.worker.try_claim(), worker, result)
+        return job_id
+
+    def settle(self):
+        self.run_all()
+        self.look_at_kept()
+        super().settle()
+
+    def look_at_kept(self):
+        census = QueueCensus(self.directory)
+        found = Counter()
+        for cell, state in zip(census.cells, states_of(census.words), strict=True):
+            if state is CellState.KEPT:
+                job_id = int(cell["job_id"])
+                found[answered(self.queue.result(job_id, 0))[0]] += 1
+                assert self.queue.forget(job_id)
+        for name, times in self.kept.items():
+            assert found[name] in times, f"the result of {name} was kept {found[name]} times, expected {times}"
+        assert set(found) <= set(self.kept), f"kept, and nobody knows it: {found}"
+
+
+class RecvKept(Kept, Recv):
+    args_length = 40
+
+    def setup(self):
+        self.worker = JobQueue.open(self.directory)
+        QueueStage.setup(self)
+        self.keep(0, self.args_length, result=self.length, priority=0)
+        self.hand_in(1)
+
+    def expect(self, returned, value):
+        super().expect(returned, value)
+        self.kept[self.name(0)] = ONCE
+
+
+class RecvKeptBlock(RecvKept):
+    """The block of the arguments is given back, that of the result stays."""
+
+    length = args_length = LONG
+
+
+class CloseKept(Kept):
+    """A result that is to be kept has not been collected, and one that is not."""
+
+    def setup(self):
+        self.worker = JobQueue.open(self.directory)
+        super().setup()
+        self.keep(0, LONG, result=LONG, priority=0)
+        self.hand_in(1, priority=0)
+        run(self.worker.try_claim(), "S")
+
+    def call(self):
+        self.queue.close()
+
+    def finish(self, value):
+        self.worker.close()
+
+    def expect(self, returned, value):
+        self.kept[self.name(0)] = ONCE
+
+
+class ReplyKept(Kept, Reply):
+    """The survivor collects the result, and it is kept then."""
+
+    jobs = {"S0": (LONG, {"result_ttl": Kept.ttl}), "S1": (40, {})}  # noqa: RUF012
+    length = LONG
+
+    def expect(self, returned, value):
+        super().expect(returned, value)
+        self.kept["S0"] = ONCE
+
+
+class ReplyKeptToGone(Kept):
+    """Its client is gone: whoever answers keeps the result."""
+
+    def setup(self):
+        super().setup()
+        with JobQueue.open(self.directory) as client:
+            client.submit(Pass(1, arguments(self.name(0), LONG)), priority=0, result_ttl=self.ttl)
+        self.claim = self.queue.try_claim()
+        self.claim.started()
+        self.frame = encode_result(0, answer(self.name(0), "V", LONG))
+
+    def call(self):
+        self.claim.reply(self.frame)
+
+    def expect(self, returned, value):
+        self.claims[self.name(0)] = NEVER if returned else PERHAPS
+        self.kept[self.name(0)] = ONCE
+
+
+class Forget(Kept):
+    """A victim that was stopped in it leaves the cell to others, with other results in it."""
+
+    def setup(self):
+        self.worker = JobQueue.open(self.directory)
+        super().setup()
+        self.job_id = self.keep(0, LONG, result=LONG, priority=0)
+        self.queue.recv(PATIENCE_S)
+
+    def call(self):
+        return self.queue.forget(self.job_id)
+
+    def finish(self, value):
+        assert value is True
+        self.worker.close()
+        return super().finish(value)
+
+    def expect(self, returned, value):
+        self.kept[self.name(0)] = NEVER if returned else PERHAPS
+
+
+class ReadKept(Forget):
+    """Who reads holds nothing."""
+
+    def call(self):
+        return answered(self.queue.result(self.job_id, 0)) == (self.name(0), "S")
+
+    def expect(self, returned, value):
+        self.kept[self.name(0)] = ONCE
+
+
+class SubmitAmongExpired(Kept):
+    """Every cell is free, taken, or has a result that has expired by the victim's clock."""
+
+    jobs = {}  # noqa: RUF012
+
+    def before(self):
+        super().before()
+        for n in range(CELLS - 2):
+            length = LONG if n < 3 else 40
+            self.queue.submit(Pass(1, arguments(f"E{n}", length)), result_ttl=self.ttl)
+            run(self.queue.try_claim(), "S", length)
+            self.queue.recv(PATIENCE_S)
+            self.kept[f"E{n}"] = PERHAPS
+
+    def setup(self):
+        super().setup()
+        self.hand_in(0)
+        self.queue._clock_shift_ns = 2 * self.ttl * 10**9
+        self.next_job = self.job(1)
+
+    def call(self):
+        return self.queue.submit(self.next_job, wait=0)
+
+    def finish(self, value):
+        assert sorted(self.collect(2)) == [self.name(0), self.name(1)]
+        return super().finish(value)
+
+    def expect(self, returned, value):
+        self.claims[self.name(0)] = ONCE
+        self.claims[self.name(1)] = ONCE if returned else PERHAPS
+        if returned:
+            self.kept = dict.fromkeys(self.kept, NEVER)
+
+    def look_at_trace(self):
+        assert self.count(CellState.KEPT) == 0
+
+
 # ---- dead letters ----
 
 
@@ -1063,6 +1241,28 @@ class RescueOfParked(Rescue):
         QueueStage.look_at_answers(self)
 
 
+class RescueOfKept(Kept, Rescue):
+    """Clients have died when they were about to keep a result, and when one of theirs was in their mailbox."""
+
+    jobs = {"S0": (LONG, {}), "S1": (40, {})}  # noqa: RUF012
+    dies = (
+        ("RecvKeptBlock", CellState.KEPT),
+        ("CloseKept", CellState.KEPT),
+        ("RecvKept", CellState.KEPT),
+    )
+
+    def after_fall(self, fallen, pid):
+        for n in range(2):
+            self.claims[fallen.name(n)] = PERHAPS
+        self.kept[fallen.name(0)] = ONCE
+
+    def expect(self, returned, value):
+        pass
+
+    def look_at_answers(self):
+        QueueStage.look_at_answers(self)
+
+
 class ReplyFirst(Held):
     def setup(self):
         super().setup()
@@ -1131,6 +1331,15 @@ CALLS = {
     "rescue": Rescue,
     "rescue_of_clients": RescueClients,
     "rescue_of_parked": RescueOfParked,
+    "rescue_of_kept": RescueOfKept,
+    "recv_kept": RecvKept,
+    "recv_kept_block": RecvKeptBlock,
+    "close_kept": CloseKept,
+    "reply_kept": ReplyKept,
+    "reply_kept_to_gone": ReplyKeptToGone,
+    "forget": Forget,
+    "read_kept": ReadKept,
+    "submit_among_expired": SubmitAmongExpired,
     "retry_dead": RetryDead,
     "drop_dead": DropDead,
     "drop_dead_beside_another": DropDeadBesideAnother,
@@ -1140,5 +1349,6 @@ DYING = {
     for kind in (
         *(HoldLast, SubmitOne, ReplyFirst, ReleaseFirst, SubmitBlock, Submit, Recv),
         *(Park, SubmitDue),
+        *(RecvKept, RecvKeptBlock, CloseKept),
     )
 }

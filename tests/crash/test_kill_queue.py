@@ -10,6 +10,7 @@ import pytest
     [
         *("submit", "submit_block", "submit_to_full_arena", "submit_to_full_ring", "recv", "recv_block", "recv_letter"),
         *("cancel", "first_call", "first_call_among_the_dead", "submit_due", "submit_due_block", "cancel_parked"),
+        *("submit_among_expired",),
     ],
 )
 def test_a_client_killed_at_any_instruction_loses_no_job(campaign, call):
@@ -31,16 +32,23 @@ def test_a_handle_killed_while_it_closes_leaves_its_claims_to_others(campaign):
     campaign.kill("queue", "close")
 
 
-@pytest.mark.parametrize("call", ["rescue", "rescue_of_clients", "rescue_of_parked", "repair"])
+@pytest.mark.parametrize("call", ["rescue", "rescue_of_clients", "rescue_of_parked", "rescue_of_kept", "repair"])
 def test_a_rescuer_killed_at_any_instruction_is_rescued_itself(campaign, call):
     campaign.kill("queue", call)
 
 
-@pytest.mark.parametrize("call", ["rescue", "rescue_of_clients", "rescue_of_parked", "repair"])
+@pytest.mark.parametrize("call", ["rescue", "rescue_of_clients", "rescue_of_parked", "rescue_of_kept", "repair"])
 def test_a_rescuer_stopped_at_any_instruction_does_no_harm_when_it_goes_on(campaign, call):
     campaign.kill_beside_a_stopped_one("queue", call)
 
 
 @pytest.mark.parametrize("call", ["retry_dead", "drop_dead"])
 def test_a_dead_letter_is_a_letter_or_waits_again_after_any_kill(campaign, call):
+    campaign.kill("queue", call)
+
+
+@pytest.mark.parametrize(
+    "call", ["recv_kept", "recv_kept_block", "close_kept", "reply_kept", "reply_kept_to_gone", "read_kept", "forget"]
+)
+def test_a_result_is_kept_until_it_is_forgotten_after_any_kill(campaign, call):
     campaign.kill("queue", call)
