@@ -249,6 +249,12 @@ cdef inline bint client_is_there(Queue *q, uint64_t job_id) noexcept nogil:
     return record_is(&q.records.first[(job_id >> 48) - 1], (job_id >> 32) & 0xFFFF)
 
 
+cdef inline bint client_has_gone(Queue *q, uint64_t job_id) noexcept nogil:
+    """Is the incarnation that submitted the job (its id read from shared memory) there no more?"""
+    cdef uint64_t number = job_id >> 48
+    return number == 0 or number > q.records.count or not client_is_there(q, job_id)
+
+
 cdef inline void free_blocks(Queue *q, uint64_t index, uint64_t version, uint64_t job_block, uint64_t result_block) noexcept nogil:
     if job_block:
         block_free(&q.arena, job_block, index, version)

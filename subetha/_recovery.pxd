@@ -37,9 +37,9 @@ from subetha._keep cimport kept_mend, kept_take_over
 from subetha._park cimport due_from_cells, parked_mend
 from subetha._process cimport realtime_ns, wake_some
 from subetha._queue cimport (
-    CAUSES, LEVELS, UNKNOWN_CAUSE, Mailbox, Queue, cause_write, cell_synced, claim_lost, is_letter, job_cell, job_charge,
-    job_discard, job_free_if, job_level, queue_deliver, queue_delivered, queue_give_back, queue_mailbox, queue_publish_back,
-    result_area, result_ended, result_write,
+    CAUSES, LEVELS, UNKNOWN_CAUSE, Mailbox, Queue, cause_write, cell_synced, claim_lost, client_has_gone, is_letter, job_cell,
+    job_charge, job_discard, job_free_if, job_level, queue_deliver, queue_delivered, queue_give_back, queue_mailbox,
+    queue_publish_back, result_area, result_ended, result_write,
 )
 from subetha._repair cimport (
     refs_call_for_repair, refs_mark, refs_mark_all, refs_mend, refs_mended,
@@ -402,6 +402,11 @@ cdef inline int64_t rescue_pass(
             found += 1
             rescue_unpublished(q, i, word)
         elif state == DONE or is_letter(word):
+            if client_has_gone(q, load_relaxed_u64(&job_cell(q, i).job_id)):
+                # it may lie in a mailbox that nobody looks into any more: whoever put it there died before it saw that
+                found += 1
+                result_ended(q, i, word)
+                continue
             if not mail_is_marked:
                 mail_is_marked = True
                 if not mark_mailboxes(q, delivered):

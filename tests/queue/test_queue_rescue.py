@@ -1067,3 +1067,22 @@ def test_many_rescuers_at_once_give_back_each_job_of_many_dead_once_and_charge_i
     for rescuer in rescuers:
         rescuer.do("queue.close()")
     is_whole(queue, files)
+
+
+@pytest.mark.parametrize("length", [8, 20_000])
+def test_a_result_in_the_mailbox_of_a_client_that_had_left_is_freed_when_its_worker_died_before_it_saw_that(
+    make, participant, files_of, length
+):
+    queue = make()
+    client, worker = participant(queue.path), participant(queue.path)
+    client.do("queue.submit(Pass(1, b'job'))")
+    worker.do(f"queue.claim(60).reply(encode_result(0, b'r' * {length}))")
+    assert queue.stats().done == 1
+    # as where the client had left, its mailbox empty, before the reference came
+    slot = client.get("queue.slot")
+    os.kill(client.pid, signal.SIGSTOP)
+    files_of(queue.path).records["status"][slot] += np.uint64((1 << 8) - SlotState.USED)
+    client.kill()
+    worker.kill()
+    queue.rescue()
+    eventually(lambda: queue.stats().free == queue.cells_total, "the result lies there for ever")
