@@ -20,12 +20,12 @@ import tempfile
 from collections import Counter
 
 from ptrace import Tracee, Watched, why_not
-from queue_calls import FAR, FAR_AHEAD_NS, answer, arguments, copy_sparse, named
+from queue_calls import FAR, FAR_AHEAD_NS, answer, answered, arguments, copy_sparse, named
 
 from subetha import files
 from subetha._core import decode_submit, encode_result
 from subetha.check import check_queue
-from subetha.errors import Empty
+from subetha.errors import Empty, UnknownJob
 from subetha.jobqueue import JobQueue
 from subetha.layout import LINES_OFFSET, POOL_LINES
 from subetha.pass_registry import Pass
@@ -37,9 +37,23 @@ CELLS, LONG = 16, 5_000
 OPTIONS = {"participants": 8, "arena_bytes": 2**16}
 NAMES = [*"ABCDEFGHIJKLMNOP"]
 
-UNKNOWN, SUBMITTING, ACCEPTED, ENDING, ENDED = range(5)
-EXPECTED = {UNKNOWN: {0}, SUBMITTING: {0, 1}, ACCEPTED: {1}, ENDING: {0, 1}, ENDED: {0}}
-"""How often a job may be found, by what the child had been told of it."""
+UNKNOWN, SUBMITTING, ACCEPTED, ENDING, ENDED, ANSWERING, KEPT, FORGETTING = range(8)
+EXPECTED = {
+    UNKNOWN: {0},
+    SUBMITTING: {0, 1},
+    ACCEPTED: {1},
+    ENDING: {0, 1},
+    ENDED: {0},
+    ANSWERING: {1},
+    KEPT: {0},
+    FORGETTING: {0},
+}
+"""How often a job may be found, by what the child had been told of it; one whose result is to be kept is found in either way
+while it is ANSWERING."""
+KEPT_EXPECTED = {UNKNOWN: {0}, SUBMITTING: {0}, ACCEPTED: {0}, KEPT: {1}, FORGETTING: {0, 1}, ENDED: {0}}
+"""How often its result may be found, where it is to be kept (ANSWERING: it, or the job)."""
+KEEPING = "LM"
+"""The jobs whose results are to be kept: with one in a cell and with one in a block."""
 
 
 class Story:
@@ -54,13 +68,13 @@ class Story:
         self.queue = JobQueue.open(self.path)
         self.ids = {}
         self.passes = {
-            (name, length): Pass(2 if name == "L" else 1, arguments(name, length))
+            (name, length): Pass(2 if name == "P" else 1, arguments(name, length))
             for name in NAMES
             for length in (40, LONG)
         }
         self.queue.runs({1})
         self.queue._live_closure_ids = set
-        self.results = {name: encode_result(0, answer(name, "w", LONG if name == "B" else 60)) for name in NAMES}
+        self.results = {name: encode_result(0, answer(name, "w", LONG if name in "BM" else 60)) for name in NAMES}
         for length in (40, LONG):
             self.queue.submit(self.passes["A", length])
             self.claim()[1].reply(self.results["A"])
@@ -68,6 +82,15 @@ class Story:
 
     def told(self):
         return {name: self.page[n] for n, name in enumerate(NAMES)}
+
+    def kept_ids(self):
+        """The ids of the jobs whose results are to be kept."""
+        found = ((name, self._id_at(name)) for name in KEEPING)
+        return {name: int.from_bytes(self.page[at : at + 8], "little") for name, at in found}
+
+    @staticmethod
+    def _id_at(name):
+        return 64 + 8 * KEEPING.index(name)
 
     def _tell(self, name, how):
         self.page[NAMES.index(name)] = how
@@ -83,10 +106,20 @@ class Story:
         return bytes(claim.payload[SUBMIT_HEADER_BYTES : SUBMIT_HEADER_BYTES + 1]).decode(), claim
 
     @contextlib.contextmanager
-    def ending(self, name):
-        self._tell(name, ENDING)
+    def ending(self, name, before=ENDING, after=ENDED):
+        self._tell(name, before)
         yield
-        self._tell(name, ENDED)
+        self._tell(name, after)
+
+    def keep(self, name, length):
+        """A job whose result is kept, with the arguments' block given back as soon as it is collected."""
+        self.submit(name, length, priority=0, result_ttl=1000)
+        at = self._id_at(name)
+        self.page[at : at + 8] = self.ids[name].to_bytes(8, "little")
+        found, claim = self.claim()
+        with self.ending(found, ANSWERING, KEPT):
+            claim.reply(self.results[found])
+        self.queue.recv(1)
 
     def tell(self):
         """Inline and in blocks, each way to end a job, and every cell and block used again by the next one."""
@@ -120,11 +153,18 @@ class Story:
         self.submit("K", LONG, due=FAR)
         with self.ending("K"):
             self.queue.cancel(self.ids["K"])
+        self.keep("L", LONG)
+        self.keep("M", 40)
+        self.submit("N", LONG)
+        for name in KEEPING:
+            with self.ending(name, FORGETTING):
+                self.queue.forget(self.ids[name])
+        self.submit("O", LONG)
         # it goes on waiting, whatever the disk has of that
         self.claim()[1].park(FAR)
         # on the way to another one it is parked for who knows it, and the disk may have it as it was before
-        self.submit("L", LONG, priority=0)
-        assert self.claim()[0] != "L"
+        self.submit("P", LONG, priority=0)
+        assert self.claim()[0] != "P"
 
 
 class Disk:
@@ -178,7 +218,7 @@ class Disk:
         for _ in range(self.draws):
             yield {key: self.random.choice(versions) for key, versions in pages}
 
-    def fail(self, told):
+    def fail(self, told, kept_ids):
         """Lose the power now, in some of the ways it may go; each is opened and looked at."""
         for mixture in self.mixtures():
             self.counts["failures"] += 1
@@ -190,7 +230,7 @@ class Disk:
             with open(os.path.join(image, "pool"), "r+b") as file:
                 # another boot of the machine
                 os.pwrite(file.fileno(), bytes(8), LINES_OFFSET + POOL_LINES.fields["boot"][1])
-            faults = look(image, told)
+            faults = look(image, told, kept_ids)
             if faults:
                 raise AssertionError(
                     f"{faults}; told {told}, {self.counts}, pages {[(key, len(v)) for key, v in self.unsynced.items()]}"
@@ -201,7 +241,22 @@ class Disk:
         shutil.rmtree(self.where)
 
 
-def look(image, told):
+def kept_results(queue, kept_ids):
+    """The names of the jobs whose results are there; each is forgotten."""
+    found = Counter()
+    for name, job_id in kept_ids.items():
+        try:
+            result = queue.result(job_id, 0) if job_id else None
+        except (UnknownJob, TimeoutError):
+            continue
+        if result is not None:
+            if answered(result) != (name, "w"):
+                raise AssertionError(f"the result of {name} is {result!r}")
+            found[name] += queue.forget(job_id)
+    return found
+
+
+def look(image, told, kept_ids):
     """Open a disk as after a start of the machine, and run all of its jobs: what is wrong."""
     faults = []
     with JobQueue.open(image) as queue:
@@ -210,6 +265,7 @@ def look(image, told):
             faults.append(f"quarantined: {queue.quarantined()}")
         for job in queue.quarantined():
             queue.drop_dead(job.job_id)
+        kept = kept_results(queue, kept_ids)
         queue._clock_shift_ns = FAR_AHEAD_NS
         queue.submit(Pass(1, arguments("new")))
         found = Counter()
@@ -222,9 +278,12 @@ def look(image, told):
             claim.ack()
         if found.pop("new", 0) != 1:
             faults.append("a new job was not run once")
-        faults += [
-            f"{name} was found {found[name]} times" for name, how in told.items() if found[name] not in EXPECTED[how]
-        ]
+        for name, how in told.items():
+            times = found[name] + (kept[name] if how == ANSWERING else 0)
+            if times not in EXPECTED[how]:
+                faults.append(f"{name} was found {found[name]} times, its result {kept[name]} times")
+            if how != ANSWERING and kept[name] not in (KEPT_EXPECTED[how] if name in KEEPING else {0}):
+                faults.append(f"the result of {name} was found {kept[name]} times")
         faults += [f"cells: {queue.stats().states}"] * (queue.stats().free != CELLS)
     faults += check_queue(image, pause=0).faults
     return faults
@@ -254,7 +313,7 @@ def run(directory, draws, seed):
         def at_change(_point):
             disk.counts["changes"] += 1
             disk.note()
-            disk.fail(story.told())
+            disk.fail(story.told(), story.kept_ids())
 
         def at_kernel(number, first, second):
             if number != MSYNC:
@@ -262,14 +321,14 @@ def run(directory, draws, seed):
             for start, end, name, offset in areas:
                 if start <= first < end:
                     disk.sync(name, first - start + offset, first - start + offset + second)
-                    disk.fail(story.told())
+                    disk.fail(story.told(), story.kept_ids())
                     return
             raise RuntimeError(f"a sync of {first:#x}, which is no file of the queue")
 
         tracee.trace(Watched([(os.path.join(path, name), 0) for name in disk.maps]), at_change, at_kernel)
         if isinstance(tracee.value, Exception):
             raise tracee.value
-        disk.fail(story.told())
+        disk.fail(story.told(), story.kept_ids())
         if set(story.told().values()) != {UNKNOWN, ACCEPTED, ENDED}:
             raise AssertionError(f"the story was not told to its end: {story.told()}")
     finally:
