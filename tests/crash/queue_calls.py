@@ -12,7 +12,7 @@ from census import QueueCensus, nothing_left, states_of
 from queue_files import QueueFiles
 
 from subetha._core import decode_submit, encode_result
-from subetha.errors import Empty, Full, TransportError, UnknownClosureId
+from subetha.errors import Empty, Full, TransportError, UnknownClosureId, UnknownJob
 from subetha.jobqueue import JobQueue
 from subetha.layout import LOOKING, UNKNOWN_BIT, VERSION_SHIFT, BlockState, CellState, SlotState, cell_word
 from subetha.pass_registry import Pass
@@ -1035,6 +1035,37 @@ class ReadKept(Forget):
         self.kept[self.name(0)] = ONCE
 
 
+class ReadForgotten(ReadKept):
+    """While it is stopped in its look the result is forgotten, and the cell used by others: it gets the whole of it, or none."""
+
+    length = 60
+
+    def setup(self):
+        self.worker = JobQueue.open(self.directory)
+        QueueStage.setup(self)
+        self.job_id = self.keep(0, result=self.length, priority=0)
+        self.queue.recv(PATIENCE_S)
+
+    def call(self):
+        try:
+            return super().call()
+        except UnknownJob:
+            return True
+
+    def traffic(self):
+        census = QueueCensus(self.directory)
+        kept = np.array(states_of(census.words)) == CellState.KEPT
+        assert [self.queue.forget(int(job_id)) for job_id in census.cells["job_id"][kept]] == [True]
+        super().traffic()
+
+    def expect(self, returned, value):
+        self.kept[self.name(0)] = NEVER
+
+
+class ReadForgottenBlock(ReadForgotten):
+    length = LONG
+
+
 class SubmitAmongExpired(Kept):
     """Every cell is free, taken, or has a result that has expired by the victim's clock."""
 
@@ -1339,6 +1370,8 @@ CALLS = {
     "reply_kept_to_gone": ReplyKeptToGone,
     "forget": Forget,
     "read_kept": ReadKept,
+    "read_forgotten": ReadForgotten,
+    "read_forgotten_block": ReadForgottenBlock,
     "submit_among_expired": SubmitAmongExpired,
     "retry_dead": RetryDead,
     "drop_dead": DropDead,
