@@ -36,7 +36,7 @@ cdef enum:
 
 
 cdef inline void kept_take_over(Queue *q, uint64_t index, uint64_t word) noexcept nogil:
-    """KEPT, in nobody's hands or with a time that cannot be: KEPT(me), version+1, and settled. No more where somebody was faster."""
+    """KEPT, in nobody's hands or with a time that cannot be: KEPT(me), version+1, and settled. Not where somebody was faster."""
     cdef JobCell *cell = job_cell(q, index)
     cdef uint64_t mine = word_pack(word_version(word) + 1, KEPT, q.owner)
     block_relink(&q.arena, load_relaxed_u64(&cell.job_block), index, word_version(word))

@@ -38,8 +38,8 @@ from subetha._cells cimport (
 )
 from subetha._heartbeat cimport Records, record_is
 from subetha._layout cimport (
-    CLAIMABLE, COLLECTABLE, COLLECTED, CORRUPT, DEAD, DONE, EMPTY, FENCED, FREE, FULL, KEPT, LOOKING, LOST, NO_PLACE, NOT_SYNCED, OK,
-    OVERDUE, PARKED, QUARANTINED, READY, RETRY, TAKEN, UNKNOWN_BIT, WAS_KNOWN, Cause, Code, JobCell, PoolLines,
+    CLAIMABLE, COLLECTABLE, COLLECTED, CORRUPT, DEAD, DONE, EMPTY, FENCED, FREE, FULL, KEPT, LOOKING, LOST, NO_PLACE, NOT_SYNCED,
+    OK, OVERDUE, PARKED, QUARANTINED, READY, RETRY, TAKEN, UNKNOWN_BIT, WAS_KNOWN, Cause, Code, JobCell, PoolLines,
     RingLines,
 )
 from subetha._process cimport (
@@ -703,7 +703,7 @@ cdef inline bint result_keep(Queue *q, uint64_t index, uint64_t word) noexcept n
 
 
 cdef inline void result_ended(Queue *q, uint64_t index, uint64_t word) noexcept nogil:
-    """A result or letter whose submitter has gone. A letter stays, unless it is dropped at this moment; a result is kept or freed."""
+    """A result or letter whose submitter has gone. A letter stays, unless it is just being dropped; a result is kept or freed."""
     if is_letter(word):
         if letter_told(q, index, word):
             return

@@ -1130,8 +1130,8 @@ cdef class QueueHandle(Mapped):
                 absent = absent + 1 if sight == ABSENT and now - began < PROOF_NS else 0
                 if absent == PROOFS:
                     raise errors.UnknownJob(
-                        f"{self.file_path}: no cell has job {job_id} or a result of it: it was never submitted here, was cancelled, "
-                        "or has ended, and its result was not kept (results are kept only for jobs submitted with result_ttl), "
+                        f"{self.file_path}: no cell has job {job_id} or a result of it: it was never submitted here, was "
+                        "cancelled, or has ended, and its result was not kept (results are kept only for jobs submitted with result_ttl), "
                         "has expired, or was forgotten"
                     )
                 if deadline >= 0 and now >= deadline and absent == 0:

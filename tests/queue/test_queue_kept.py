@@ -308,7 +308,7 @@ def test_who_waits_for_room_gets_it_when_something_expires(make):
 
 def test_kept_results_do_not_count_against_the_quota(make):
     queue = make(quota=4)
-    for _ in range(12):
+    for _ in range(8):
         keep(queue)
     waiting = [hand_in(queue, wait=0) for _ in range(4)]
     # then its own count is too high, and the cells are counted
