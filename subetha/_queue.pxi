@@ -1131,8 +1131,8 @@ cdef class QueueHandle(Mapped):
                 if absent == PROOFS:
                     raise errors.UnknownJob(
                         f"{self.file_path}: no cell has job {job_id} or a result of it: it was never submitted here, was "
-                        "cancelled, or has ended, and its result was not kept (results are kept only for jobs submitted with result_ttl), "
-                        "has expired, or was forgotten"
+                        "cancelled, or has ended, and its result was not kept (results are kept only for jobs submitted with "
+                        "result_ttl), has expired, or was forgotten"
                     )
                 if deadline >= 0 and now >= deadline and absent == 0:
                     raise TimeoutError(f"{self.file_path}: job {job_id} was not done in {timeout} s")
