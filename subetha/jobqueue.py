@@ -329,13 +329,10 @@ class JobQueue(QueueHandle):
         cells = self.cells()
         words = cells["word"].copy()
         codes = (words >> STATE_SHIFT).astype(np.uint8) & 0xF
-        counts = Counter(
-            {
-                CellState(code).name if code < len(CellState) else "UNKNOWN": int(n)
-                for code, n in enumerate(np.bincount(codes, minlength=16))
-                if n
-            }
-        )
+        counts: Counter[str] = Counter()
+        for code, n in enumerate(np.bincount(codes, minlength=16).tolist()):
+            if n:
+                counts[CellState(code).name if code < len(CellState) else "UNKNOWN"] += n
         waits = (codes == CellState.READY) | (codes == CellState.RETRY)
         levels = np.minimum(cells["priority"][waits], PRIORITIES - 1)
         waiting = counts["READY"] + counts["RETRY"]

@@ -12,7 +12,7 @@ import pytest
 from subetha._core import encode_result
 from subetha.errors import Empty, LayoutMismatch, SubethaError, TransportError
 from subetha.jobqueue import JobQueue
-from subetha.layout import FILE_HEADER, LINE, PARTICIPANT, QUEUE_GEOMETRY, CellState, Kind
+from subetha.layout import FILE_HEADER, LINE, PARTICIPANT, QUEUE_GEOMETRY, CellState, Kind, cell_word
 from subetha.pass_registry import Pass
 
 WAIT_S = 30
@@ -450,6 +450,16 @@ wait_for(pids)
         seconds=50,
         quiet=False,
     )
+
+
+def test_cells_in_states_that_do_not_exist_are_all_counted(make, files_of):
+    queue = make()
+    cells = files_of(queue.path).cells
+    for n, state in enumerate((12, 12, 13, 15)):
+        cells["word"][n] = cell_word(1, state, 0)
+    stats = queue.stats()
+    assert stats.states == {"FREE": 12, "UNKNOWN": 4}
+    assert (stats.free, stats.other) == (12, 4)
 
 
 # --- found again ----------------------------------------------------------------------------------------------------
