@@ -1,16 +1,15 @@
 """``subetha dead``: the jobs whose worker died in every attempt."""
 
-import contextlib
 import json
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from datetime import datetime
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from subetha.cli.output import print_line, print_table
+from subetha.cli.output import local_time, print_line, print_table
+from subetha.cli.queues import opened_queue
 
 if TYPE_CHECKING:
     from subetha.jobqueue import DeadLetter, JobQueue, QuarantinedJob, WorkerDeath
@@ -54,7 +53,7 @@ def _list(queue: str, as_json: bool) -> None:
 
     Quarantined jobs (of a durable queue, damaged on the disk) stand behind them.
     """
-    with _opened(queue, readonly=True) as opened:
+    with opened_queue(queue, readonly=True) as opened:
         letters, quarantined = opened.dead_letters(), opened.quarantined()
     if as_json:
         click.echo(json.dumps([*map(_as_dict, letters), *map(_quarantined_as_dict, quarantined)]))
@@ -70,7 +69,7 @@ def _for_letters(name: str, text: str, act: Callable[["JobQueue", int], bool]) -
     @_all_option
     @_queue_option
     def _run(job_ids: tuple[int, ...], every: bool, queue: str) -> None:
-        with _opened(queue) as opened:
+        with opened_queue(queue) as opened:
             _for_each(opened, job_ids, every, act)
 
 
@@ -80,21 +79,6 @@ _for_letters(
     lambda queue, job_id: queue.retry_dead(job_id),
 )
 _for_letters("drop", "Drop dead letters: their jobs will not run again.", lambda queue, job_id: queue.drop_dead(job_id))
-
-
-@contextlib.contextmanager
-def _opened(path: str, readonly: bool = False) -> Iterator["JobQueue"]:
-    """Open a queue, or end with the click error that says why it cannot be used."""
-    from subetha.errors import SubethaError
-    from subetha.jobqueue import JobQueue
-
-    try:
-        with JobQueue.open(path, readonly) as queue:
-            yield queue
-    except SubethaError as error:
-        raise click.ClickException(str(error)) from error
-    except OSError as error:
-        raise click.ClickException(f"cannot use the queue directory {path!r}: {error}") from error
 
 
 def _for_each(queue: "JobQueue", job_ids: tuple[int, ...], every: bool, act: Callable[["JobQueue", int], bool]) -> None:
@@ -114,11 +98,6 @@ def _every_id(queue: "JobQueue") -> list[int]:
     return [letter.job_id for letter in queue.dead_letters()] + [job.job_id for job in queue.quarantined()]
 
 
-def _local_time(ns: int) -> str:
-    """Local time in ISO form, to the second."""
-    return datetime.fromtimestamp(ns // 1_000_000_000).astimezone().isoformat()
-
-
 def _cause(death: "WorkerDeath") -> str:
     code = death.exit_code
     if code is None:
@@ -136,10 +115,10 @@ def _as_dict(letter: "DeadLetter") -> dict[str, Any]:
         "job_id": letter.job_id,
         "quarantined": False,
         "attempts": letter.attempts,
-        "submitted": _local_time(letter.submitted_ns),
+        "submitted": local_time(letter.submitted_ns),
         "deaths": [
             {
-                "when": _local_time(death.when_ns),
+                "when": local_time(death.when_ns),
                 "pid": death.pid,
                 "exit_code": death.exit_code,
                 "cause": _cause(death),
@@ -154,7 +133,7 @@ def _quarantined_as_dict(job: "QuarantinedJob") -> dict[str, Any]:
         "job_id": job.job_id,
         "quarantined": True,
         "attempts": None,
-        "submitted": _local_time(job.submitted_ns),
+        "submitted": local_time(job.submitted_ns),
         "deaths": [],
     }
 
@@ -169,7 +148,7 @@ def _print_letters(letters: list["DeadLetter"], quarantined: list["QuarantinedJo
     table.add_column("last deaths")
     for letter in letters:
         causes = ", ".join(_cause(death) for death in letter.deaths)
-        table.add_row(str(letter.job_id), str(letter.attempts), _local_time(letter.submitted_ns), causes)
+        table.add_row(str(letter.job_id), str(letter.attempts), local_time(letter.submitted_ns), causes)
     for job in quarantined:
-        table.add_row(str(job.job_id), "", _local_time(job.submitted_ns), "quarantined")
+        table.add_row(str(job.job_id), "", local_time(job.submitted_ns), "quarantined")
     print_table(table)

@@ -1,12 +1,18 @@
 """What the commands print: tables without control codes in a pipe, and lines without any that came from outside."""
 
 import sys
+from datetime import datetime
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["print_line", "print_table"]
+__all__ = ["local_time", "print_line", "print_table"]
+
+
+def local_time(ns: int) -> str:
+    """Local time in ISO form, to the second, of ns since 1970 (u64)."""
+    return datetime.fromtimestamp(ns // 1_000_000_000).astimezone().isoformat()
 
 
 def print_table(table: "Table") -> None:
