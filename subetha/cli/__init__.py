@@ -13,7 +13,7 @@ __all__ = ["cli", "main"]
 class _LazyGroup(click.Group):
     """Finds the command NAME as the attribute `command` of the module `subetha.cli.NAME`."""
 
-    _names = ("check", "dead", "demo", "worker")
+    _names = ("check", "dead", "demo", "status", "worker")
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(self._names)
