@@ -73,6 +73,10 @@ class Options:
         It is not started for so many seconds after it was handed in.
     due : float or datetime, optional
         It is not started before this time: seconds since 1970, or an aware datetime.
+    unique_key : str, optional
+        It is not handed in while another one with this key is pending.
+    result_ttl : float, optional
+        For how many seconds what came of it can be fetched by its id, from any process.
 
     Raises
     ------
@@ -86,6 +90,8 @@ class Options:
     backoff: float | tuple[float, float] | None = None
     delay: float | None = None
     due: float | datetime | None = None
+    unique_key: str | None = None
+    result_ttl: float | None = None
 
     def __post_init__(self) -> None:
         for name, least, most in (("priority", 0, PRIORITIES - 1), ("max_attempts", 1, 65_535)):
@@ -96,7 +102,10 @@ class Options:
                 raise TypeError(f"{name}: expected an int from {least} to {most}, found {type(found).__name__}")
             if not least <= found <= most:
                 raise ValueError(f"{name}: expected an int from {least} to {most}, found {found}")
+        if self.unique_key is not None and not isinstance(self.unique_key, str):
+            raise TypeError(f"unique_key: expected a str, found {type(self.unique_key).__name__}")
         _check_seconds("timeout", self.timeout)
+        _check_seconds("result_ttl", self.result_ttl)
         if self.delay != 0:
             _check_seconds("delay", self.delay)
         rests: tuple[object, ...] = self.backoff if isinstance(self.backoff, tuple) else (self.backoff,)
@@ -130,6 +139,7 @@ class Options:
             "timeout": self.timeout,
             "max_attempts": self.max_attempts or 3,
             "backoff": self.backoff,
+            "result_ttl": self.result_ttl,
         }
 
     def due_now(self) -> float | datetime | None:
@@ -154,6 +164,7 @@ class Registered:
 
     Attributes
     ----------
+    name : str
     closure_id : int
         u32.
     home_id : int
@@ -163,6 +174,7 @@ class Registered:
         Those of its exceptions after which it is to be tried again.
     """
 
+    name: str
     closure_id: int
     home_id: int
     job_options: Options

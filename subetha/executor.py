@@ -8,6 +8,7 @@ when it is. One with a queue's directory shares that with other clients and work
 
 import asyncio
 import concurrent.futures
+import dataclasses
 import itertools
 import logging
 import os
@@ -32,6 +33,9 @@ T = TypeVar("T")
 
 ARENA_BYTES: Final = 2**30
 """What the blocks for long arguments and results may come to."""
+
+UNIQUE_RESULT_TTL_S: Final = 10
+"""So long (s) the result of a job with a unique key is kept, for other clients that have submitted the same one."""
 
 PENDING_IN_MAP: Final = 1024
 """So many jobs of a `map` are handed in before the first of its results is taken, unless `buffersize` says otherwise."""
@@ -177,10 +181,42 @@ class Executor(concurrent.futures.Executor):
         chosen = self._options
         if isinstance(fn, calls.Registered):
             chosen = fn.job_options.over(chosen)
+            if chosen.unique_key is not None:
+                # Two tasks may use the same keys, and another client may wait for the same job.
+                chosen = dataclasses.replace(
+                    chosen,
+                    unique_key=f"{fn.name}\0{chosen.unique_key}",
+                    result_ttl=chosen.result_ttl or UNIQUE_RESULT_TTL_S,
+                )
             if self._modules is None or fn.__module__ in self._modules:
                 # In a queue of one's own the workers run all there is.
                 closure_id, function = fn.home_id if self._is_private else fn.closure_id, None
         return closure_id, calls.encode_call(function, args, kwargs), chosen
+
+    def result(self, job_id: int, timeout: float | None = None) -> Any:
+        """Wait for a job that anybody has handed in to this queue with a `result_ttl`, and return or raise what came of it.
+
+        Parameters
+        ----------
+        job_id : int
+            `JobFuture.job_id`.
+        timeout : float, optional
+            Seconds; None waits for ever.
+
+        Raises
+        ------
+        UnknownJob
+            No such job is there: its time is over, or it was submitted without `result_ttl`.
+        TimeoutError
+            It is not done after `timeout` seconds.
+        Exception
+            What the function raised, and what its future would raise.
+        """
+        self._crew.check_open()
+        value, error = calls.outcome_of(self._client.queue.result(job_id, timeout))
+        if error is not None:
+            raise error
+        return value
 
     def map(
         self,

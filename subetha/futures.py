@@ -31,20 +31,24 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from subetha._core import Pass, SubmittedResult
 from subetha.calls import Options, Outcome, keep_memory_warm, outcome_of
-from subetha.errors import ArenaFull, ArenaTooSmall, Empty, Full, JobCancelled, PassError
+from subetha.errors import ArenaFull, ArenaTooSmall, Empty, Full, JobCancelled, PassError, SubethaError
 from subetha.jobqueue import JobQueue
 from subetha.layout import STATE_SHIFT, CellState
+from subetha.once import forget_unique, submit_unique
 from subetha.pass_registry import Pieces
 
 __all__ = ["Client", "JobFuture"]
 
 T = TypeVar("T")
 
-# What is submitted, and its arguments where they are in pieces.
-_Job: TypeAlias = tuple[Pass, Pieces | None]
+# What is submitted, its arguments where they are in pieces, and its id where that was chosen before.
+_Job: TypeAlias = tuple[Pass, Pieces | None, int]
 
 BATCH = 256
 """So many results are taken in a row before anything else is looked at."""
+
+LOOK_AT_OTHERS_S = 0.01
+"""A leader looks so often (s) whether a job that another client has handed in is done."""
 
 LOOK_S = 0.25
 """A leader looks so often (s) whether what it waits for was settled by another thread."""
@@ -86,6 +90,7 @@ class JobFuture(Future[T], Generic[T]):
     _state = PENDING
     _told = 0  # of the waiters
     _is_for_later = False
+    _unique_key: str | None = None
 
     def __init__(self, client: "Client | None", job_id: int | None = None) -> None:
         # None where it is done from the beginning; then nobody asks it
@@ -334,6 +339,9 @@ class Client:
         self._leads = threading.RLock()
         self._leader = 0
         self._followers: dict[int, JobFuture[Any]] = {}
+        # Those of jobs that other clients have handed in; among the pending ones, too.
+        self._others: dict[int, JobFuture[Any]] = {}
+        self._uniques = threading.RLock()
         self._served: set[JobFuture[Any]] = set()
         # Settled futures whose callbacks the client's thread is to call.
         self._owed: deque[JobFuture[Any]] = deque()
@@ -374,10 +382,16 @@ class Client:
         ArenaFull
             No block is left, and none is held by jobs of this client, so it would be of no use to wait for these.
         """
-        job = (Pass(closure_id, data), None) if isinstance(data, bytes) else (Pass(closure_id), data)
+        job = (Pass(closure_id, data), None, 0) if isinstance(data, bytes) else (Pass(closure_id), data, 0)
         due = options.due_now()
+        if options.unique_key is not None:
+            return self._submit_unique(job, options, due, options.unique_key, wait)
+        return self._entered(self._submitted(job, options, due, wait), due)
+
+    def _submitted(self, job: _Job, options: Options, due: float | datetime | None, wait: bool) -> int:
+        """Hand it in, waiting for room; its id."""
         try:
-            job_id = self._try_submit(job, options, due, 0)
+            return self._try_submit(job, options, due, 0)
         except ArenaTooSmall:
             raise
         except (ArenaFull, Full) as error:
@@ -387,7 +401,31 @@ class Client:
             if not wait:
                 self.collect_what_is_there()
                 raise Full(str(error)) from error
-            job_id = self._submit_when_room(job, options, due)
+            return self._submit_when_room(job, options, due)
+
+    def _submit_unique(
+        self, job: _Job, options: Options, due: float | datetime | None, key: str, wait: bool
+    ) -> JobFuture[Any]:
+        def submit(job_id: int) -> None:
+            self._submitted((*job[:2], job_id), options, due, wait)
+
+        # Two threads must not be at one key: the second is to find the future of the first.
+        with self._uniques:
+            job_id, is_new = submit_unique(self.queue, key, submit)
+            if is_new:
+                future = self._entered(job_id, due)
+                future._unique_key = key
+                return future
+            found = self._pending.get(job_id)
+            if found is not None:
+                return found
+            # another client's: what comes of it is kept for a while
+            future = JobFuture(self, job_id)
+            self._pending[job_id] = self._others[job_id] = future
+            return future
+
+    def _entered(self, job_id: int, due: float | datetime | None) -> JobFuture[Any]:
+        """Make the future of a job that was handed in."""
         future: JobFuture[Any] = JobFuture(self, job_id)
         if due is not None:
             future._is_for_later = True
@@ -399,8 +437,8 @@ class Client:
         return future
 
     def _try_submit(self, job: _Job, options: Options, due: float | datetime | None, wait: float) -> int:
-        pass_, pieces = job
-        return self.queue.submit(pass_, due=due, wait=wait, _args=pieces, **options.for_queue())
+        pass_, pieces, job_id = job
+        return self.queue.submit(pass_, due=due, wait=wait, _args=pieces, _job_id=job_id, **options.for_queue())
 
     def _submit_when_room(self, job: _Job, options: Options, due: float | datetime | None) -> int:
         help_ = self._help if self._help is not None and self._help.thread == threading.get_ident() else None
@@ -425,6 +463,11 @@ class Client:
         """Cancel the future's job where it waits, or also where it runs."""
         self._check_process()
         assert future.job_id is not None
+        if future.job_id in self._others:
+            # the job is for its own client to cancel
+            self._settle(future.job_id, future, CANCELLED_AND_NOTIFIED, None)
+            future._call_callbacks()
+            return
         while not self._take_back(future.job_id) and future._state == PENDING:
             if not running:
                 return
@@ -574,6 +617,9 @@ class Client:
         """Wait for a result up to `timeout` seconds, and settle the futures of all that are there. Only for the leader."""
         if self._taken_back:
             self._settle_taken_back()
+        if self._others:
+            timeout = min(timeout, LOOK_AT_OTHERS_S)
+            self._settle_others()
         taken = self._taken
         if not taken:
             try:
@@ -604,7 +650,23 @@ class Client:
             self._owed.append(future)
             self._is_needed.set()
         self._served.discard(future)
+        if future._unique_key is not None and self._failure is None:
+            # also where it was only told that it failed: whoever submits it next looks for the job itself
+            with contextlib.suppress(SubethaError, OSError, ValueError):
+                forget_unique(self.queue, future._unique_key, job_id)
+        self._others.pop(job_id, None)
         self._pending.pop(job_id, None)
+
+    def _settle_others(self) -> None:
+        """Look for what came of other clients' jobs."""
+        for job_id, future in list(self._others.items()):
+            try:
+                arrived: bytes | BaseException = self.queue.result(job_id, 0)
+            except TimeoutError:
+                continue
+            except SubethaError as error:
+                arrived = error
+            self._settle(job_id, future, FINISHED, arrived)
 
     def _settle_early(self, job_id: int) -> None:
         """Bring together a result and a future that came at the same time; whoever sees both does it, perhaps both do."""

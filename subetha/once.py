@@ -12,11 +12,10 @@ gone and takes its job back. Where that has begun to run already, it runs twice.
 
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
-from subetha._core import Pass
 from subetha.errors import MapFull
 from subetha.jobqueue import JobQueue
 from subetha.layout import STATE_SHIFT, CellState
@@ -42,14 +41,14 @@ def holds(queue: JobQueue, job_id: int) -> bool:
     return False
 
 
-def submit_unique(queue: JobQueue, key: str, pass_: Pass, **options: Any) -> tuple[int, bool]:
+def submit_unique(queue: JobQueue, key: str, submit: Callable[[int], object]) -> tuple[int, bool]:
     """Hand a job in, unless one with the same key is in the queue and not done.
 
     Parameters
     ----------
     key : str
-    **options
-        As `JobQueue.submit` takes them.
+    submit : callable
+        Hands it in under the job id that it gets, to `queue`.
 
     Returns
     -------
@@ -63,21 +62,25 @@ def submit_unique(queue: JobQueue, key: str, pass_: Pass, **options: Any) -> tup
     MapFull
         The queue's map has no room for another key.
     Exception
-        As `JobQueue.submit`; then nobody has the key.
+        What `submit` raises; then nobody has the key.
     """
 
     def is_over(promise: Promise) -> bool:
         return not holds(queue, promise.job_id)
 
     try:
-        return submit_once(queue, unique_key(key), is_over, 0, pass_, **options)
+        return submit_once(queue, unique_key(key), is_over, 0, submit)
     except MapFull:
         _forget_those_that_are_over(queue)
-    return submit_once(queue, unique_key(key), is_over, 0, pass_, **options)
+    return submit_once(queue, unique_key(key), is_over, 0, submit)
 
 
 def submit_once(
-    queue: JobQueue, key: bytes, is_over: Callable[[Promise], bool], due_ns: int, pass_: Pass, **options: Any
+    queue: JobQueue,
+    key: bytes,
+    is_over: Callable[[Promise], bool],
+    due_ns: int,
+    submit: Callable[[int], object],
 ) -> tuple[int, bool]:
     """Hand a job in, unless what stands under `key` in the queue's map is not over. As `submit_unique`.
 
@@ -109,7 +112,7 @@ def submit_once(
         if not map_.compare_and_swap(key, seen, mine.to_bytes()):
             continue
         try:
-            queue.submit(pass_, _job_id=job_id, **options)
+            submit(job_id)
         except BaseException:
             map_.compare_and_swap(key, mine.to_bytes(), None)
             raise

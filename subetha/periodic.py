@@ -157,10 +157,9 @@ class Keeper:
             key,
             lambda promise: not now_ns < promise.due_ns <= due_ns,
             due_ns,
-            Pass(closure_id, periodic.data),
-            due=due,
-            wait=0,
-            **periodic.options,
+            lambda job_id: self._queue.submit(
+                Pass(closure_id, periodic.data), due=due, wait=0, _job_id=job_id, **periodic.options
+            ),
         )
         return due
 

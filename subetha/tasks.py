@@ -101,6 +101,8 @@ class Task(calls.Registered, Generic[P, T]):
         delay: float | None = None,
         due: float | datetime | None = None,
         queue_name: str | None = None,
+        unique_key: str | None = None,
+        result_ttl: float | None = None,
     ) -> Self:
         """Give the same task with other options; what is left out stays as it is.
 
@@ -123,6 +125,12 @@ class Task(calls.Registered, Generic[P, T]):
             A job is not started before this time: seconds since 1970, as `time.time` gives them, or an aware datetime.
         queue_name : str, optional
             The queue of names that its jobs go to. With a private queue it does not matter.
+        unique_key : str, optional
+            While a job of this task with the same key is pending, `submit` gives that one's future and hands nothing in. It is
+            looked for in the whole queue, whoever has submitted it.
+        result_ttl : float, optional
+            For how many seconds after its end the result can be fetched from any process: ``Executor.result(future.job_id)``. It
+            takes up a cell for so long. Ten where there is a `unique_key`.
 
         Raises
         ------
@@ -131,7 +139,7 @@ class Task(calls.Registered, Generic[P, T]):
         """
         chosen = object.__new__(type(self))
         chosen.__dict__.update(self.__dict__)
-        said = calls.Options(priority, timeout, max_attempts, backoff, delay, due)
+        said = calls.Options(priority, timeout, max_attempts, backoff, delay, due, unique_key, result_ttl)
         chosen.job_options = said.over(self.job_options)
         if queue_name is not None:
             _check_queue_name(queue_name)
@@ -265,6 +273,7 @@ def task(
     retry_on: type[BaseException] | tuple[type[BaseException], ...] = (),
     backoff: float | tuple[float, float] | None = None,
     at_most_once: bool = False,
+    result_ttl: float | None = None,
     queue_name: str = DEFAULT_QUEUE,
     max_concurrency: int | None = None,
     cron: str | None = None,
@@ -283,6 +292,7 @@ def task(
     retry_on: type[BaseException] | tuple[type[BaseException], ...] = (),
     backoff: float | tuple[float, float] | None = None,
     at_most_once: bool = False,
+    result_ttl: float | None = None,
     queue_name: str = DEFAULT_QUEUE,
     max_concurrency: int | None = None,
     cron: str | None = None,
@@ -308,6 +318,8 @@ def task(
         up to the second number (an hour by default), less a random part of up to a half. Default: it does not rest.
     at_most_once : bool
         Never start a job again whose worker died: ``max_attempts=1``.
+    result_ttl : float, optional
+        For how many seconds after its end a result can be fetched from any process: ``Executor.result(future.job_id)``.
     queue_name : str
         The queue of names that its jobs go to: a worker may be told to serve some of them alone (``subetha worker
         --queue-name``).
@@ -339,7 +351,7 @@ def task(
         if retry_on != ():
             raise ValueError("at_most_once: a job that is to be tried again (retry_on) is started more than once")
         max_attempts = 1
-    job_options = calls.Options(priority, timeout, max_attempts, backoff)
+    job_options = calls.Options(priority, timeout, max_attempts, backoff, result_ttl=result_ttl)
     retry_types = _exception_types(retry_on)
     schedule = None if cron is None else Schedule.of(cron, timezone)
     _check_queue_name(queue_name)

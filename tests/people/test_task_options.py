@@ -1,13 +1,17 @@
 """What a task, or one call of it, may ask for: another attempt, a later time, certain workers, few at one time."""
 
 import os
+import subprocess
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from subetha import CallFailed, Executor, JobQueue, TryAgain, UnknownClosureId, WorkerPool
+import subetha
+from subetha import CallFailed, Executor, JobQueue, TryAgain, UnknownClosureId, UnknownJob, WorkerPool
 from subetha.pass_registry import PassRegistry, closure_id_of
 
 HERE = Path(__file__).parent
@@ -247,3 +251,101 @@ class TestLimits:
             with JobQueue.open(directory) as third:
                 assert third.take_place(9, 1) == 0
             assert other.take_place(9, 1) == 0, "who closes has gone"
+
+
+class TestUniqueKeys:
+    def test_while_one_is_pending_the_next_is_its_future(self, two, sample, tmp_path):
+        path = os.fspath(tmp_path / "calls")
+        alone = sample.alone.options(executor=two, unique_key="one", delay=HOUR_S)
+        first = alone.submit(path)
+        assert alone.submit(path) is first
+        assert alone.options(unique_key="two").submit(path) is not first
+        assert sample.add.options(executor=two, unique_key="one", delay=HOUR_S).submit(1) is not first
+        assert first.cancel()
+        assert alone.submit(path) is not first
+        two.shutdown(cancel_futures=True)
+
+    def test_when_it_is_done_the_next_one_runs(self, two, sample, tmp_path):
+        path = os.fspath(tmp_path / "calls")
+        flaky = sample.flaky.options(executor=two, unique_key="key")
+        assert [flaky.submit(path, 0).result(WAIT_S) for _ in range(3)] == [1, 2, 3]
+        with JobQueue.open(two.queue) as queue:
+            assert [key for key in queue.registrations().map if key[:1] == b"U"] == [], "nothing is left of the key"
+
+    def test_another_client_gets_what_came_of_it(self, two, sample, directory, tmp_path):
+        path = os.fspath(tmp_path / "calls")
+        with Executor(0, queue=directory) as other:
+            first = sample.flaky.options(executor=two, unique_key="key", delay=0.3).submit(path, 0)
+            second = sample.flaky.options(executor=other, unique_key="key").submit(path, 0)
+            assert second.job_id == first.job_id
+            assert not second.done()
+            told = []
+            second.add_done_callback(told.append)
+            assert (first.result(WAIT_S), second.result(WAIT_S)) == (1, 1)
+            eventually(lambda: told == [second], "it was called back")
+
+    def test_another_client_that_cancels_it_leaves_it_to_the_first(self, two, sample, directory, tmp_path):
+        path = os.fspath(tmp_path / "calls")
+        with Executor(0, queue=directory) as other:
+            first = sample.flaky.options(executor=two, unique_key="key", delay=0.3).submit(path, 0)
+            second = sample.flaky.options(executor=other, unique_key="key").submit(path, 0)
+            assert second.cancel()
+            assert first.result(WAIT_S) == 1
+
+    def test_where_the_first_client_takes_it_back_the_other_is_told(self, two, sample, directory, tmp_path):
+        path = os.fspath(tmp_path / "calls")
+        with Executor(0, queue=directory) as other:
+            first = sample.flaky.options(executor=two, unique_key="key", delay=HOUR_S).submit(path, 0)
+            second = sample.flaky.options(executor=other, unique_key="key").submit(path, 0)
+            assert first.cancel()
+            with pytest.raises(UnknownJob):
+                second.result(WAIT_S)
+
+    def test_many_threads_that_submit_one_key_share_a_future(self, two, sample):
+        task = sample.add.options(executor=two, unique_key="key", delay=HOUR_S)
+        with ThreadPoolExecutor(8) as threads:
+            found = [future.result() for future in [threads.submit(task.submit, 1) for _ in range(40)]]
+        assert len(set(found)) == 1
+        assert found[0].cancel()
+
+    def test_in_eager_mode_every_call_runs(self, sample, tmp_path):
+        path = os.fspath(tmp_path / "calls")
+        with subetha.eager():
+            assert [sample.flaky.options(unique_key="key").submit(path, 0).result() for _ in range(2)] == [1, 2]
+
+
+class TestKeptResults:
+    def test_a_result_can_be_fetched_by_its_id_from_another_process(self, two, sample, directory):
+        future = sample.add.options(executor=two, result_ttl=HOUR_S).submit([1, 2], [3])
+        assert future.result(WAIT_S) == [1, 2, 3]
+        program = (
+            "import sys, subetha\n"
+            "with subetha.Executor(0, queue=sys.argv[1]) as executor:\n"
+            "    print(executor.result(int(sys.argv[2])), executor.result(int(sys.argv[2])))\n"
+        )
+        ran = subprocess.run(
+            [sys.executable, "-c", program, directory, str(future.job_id)], capture_output=True, text=True, check=True
+        )
+        assert ran.stdout == "[1, 2, 3] [1, 2, 3]\n"
+
+    def test_so_can_an_exception_and_one_that_is_yet_to_come(self, two, sample, tmp_path):
+        path = os.fspath(tmp_path / "calls")
+        future = sample.flaky.options(executor=two, result_ttl=HOUR_S, max_attempts=1, delay=0.2).submit(path, 99)
+        with pytest.raises(TimeoutError):
+            two.result(future.job_id, 0)
+        with pytest.raises(OSError, match="failure 1"):
+            two.result(future.job_id, WAIT_S)
+        with pytest.raises(OSError, match="failure 1"):
+            future.result(WAIT_S)
+
+    def test_it_outlives_its_client(self, sample, directory):
+        with Executor(0, queue=directory) as client:
+            job_id = sample.add.options(executor=client, result_ttl=HOUR_S, delay=0.1).submit(1).job_id
+        with Executor(1, queue=directory, modules=["sample_tasks"]) as other:
+            assert other.result(job_id, WAIT_S) == 1
+
+    def test_without_a_ttl_nothing_is_kept(self, two, sample):
+        future = sample.add.options(executor=two).submit(1)
+        assert future.result(WAIT_S) == 1
+        with pytest.raises(UnknownJob, match="result_ttl"):
+            two.result(future.job_id, WAIT_S)

@@ -5,15 +5,20 @@ import threading
 
 import pytest
 
+from subetha import once
 from subetha._core import decode_submit, encode_result
 from subetha.errors import ArenaFull, MapFull
-from subetha.once import forget_unique, holds, submit_unique
+from subetha.once import forget_unique, holds
 from subetha.pass_registry import Pass
 from subetha.routing import Promise, unique_key
 
 from .participants import WAIT_S, eventually, participant
 
 __all__ = ["participant"]  # a fixture
+
+
+def submit_unique(queue, key, pass_, **options):
+    return once.submit_unique(queue, key, lambda job_id: queue.submit(pass_, _job_id=job_id, **options))
 
 
 def args_of(claim):
@@ -105,8 +110,6 @@ def test_what_was_submitted_by_one_that_died_before_it_said_so_is_found(make, pa
 
 
 def test_one_that_is_stopped_before_it_submits_is_not_waited_for_long_and_takes_its_job_back(make, monkeypatch):
-    from subetha import once
-
     queue, slow = make(), make.open()
     monkeypatch.setattr(once, "PATIENCE_S", 0.05)
     is_promised, may_go_on = threading.Event(), threading.Event()
