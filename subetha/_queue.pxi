@@ -137,14 +137,14 @@ cdef class _IdArray:
         free(self.array)
 
 
-cdef inline void copy_frame(bytes data, uint8_t *header, const uint8_t *frame, uint64_t length, bint owned) noexcept:
+cdef inline void copy_frame(char *data, uint8_t *header, const uint8_t *frame, uint64_t length, bint owned) noexcept:
     """A result frame's header and data; nothing where it is damaged (NULL)."""
     if frame != NULL and not owned:
         copy_unowned(header, frame, RESULT_HEADER)
-        copy_unowned(PyBytes_AS_STRING(data), frame + RESULT_HEADER, length - RESULT_HEADER)
+        copy_unowned(data, frame + RESULT_HEADER, length - RESULT_HEADER)
     elif frame != NULL:
         memcpy(header, frame, RESULT_HEADER)
-        memcpy(PyBytes_AS_STRING(data), frame + RESULT_HEADER, length - RESULT_HEADER)
+        memcpy(data, frame + RESULT_HEADER, length - RESULT_HEADER)
 
 
 @cython.no_gc_clear
@@ -1164,7 +1164,7 @@ cdef class QueueHandle(Mapped):
             data = NULL
             length = RESULT_HEADER
         copy = PyBytes_FromStringAndSize(NULL, length - RESULT_HEADER)
-        copy_frame(copy, header, data, length, False)
+        copy_frame(PyBytes_AS_STRING(copy), header, data, length, False)
         # F1: pairs with C3 and C4; what was copied was read before this
         fence_seq_cst()
         if load_acquire_u64(cell_word(&self.queue.cells, index)) != word:
@@ -1549,27 +1549,28 @@ cdef class QueueHandle(Mapped):
     # ---- results ----
 
     @cython.final
-    cdef inline bytes whole_data(
-        self, uint32_t token, uint64_t index, uint8_t *header, bytes copy, uint64_t length, bint found, uint32_t crc
+    cdef inline object whole_data(
+        self, uint32_t token, uint64_t index, uint8_t *header, object copy, uint64_t length, bint found, uint32_t crc
     ):
         """The data of a result that was copied; where they are damaged those of an error that says so, with its header."""
         if found and result_is_well_formed(header, length) and (
             crc == 0 or crc == layout.result_crc32(PyBytes_FromStringAndSize(<const char *> header, RESULT_HEADER), copy)
         ):
             return copy
-        copy = error_text(errors.ExecutionError(f"the result in cell {index} was damaged by another process"), None)
-        put_result_header(header, token, STATUS_ERROR, PyBytes_GET_SIZE(copy))
-        return copy
+        text = error_text(errors.ExecutionError(f"the result in cell {index} was damaged by another process"), None)
+        put_result_header(header, token, STATUS_ERROR, len(text))
+        return text
 
     @cython.final
-    cdef object collect(self, bint as_frame):
-        """The oldest result, or None: as SubmittedResult, or as a result frame."""
+    cdef object collect(self, bint as_frame, bint writable=False):
+        """The oldest result, or None: as SubmittedResult, or as a result frame. `writable`: the data of a long one as a bytearray."""
         cdef Ref ref
         cdef Code code
         cdef JobCell *cell
         cdef uint64_t length, job_id, collected
         cdef const uint8_t *data
-        cdef bytes copy
+        cdef object copy
+        cdef char *at
         cdef uint8_t header[7]
         cdef bint was_run_again, is_first, is_kept
         cdef uint32_t crc
@@ -1597,10 +1598,15 @@ cdef class QueueHandle(Mapped):
                 data = NULL
                 length = RESULT_HEADER
             # memory first: a cell that is COLLECTED must not wait for it
-            copy = PyBytes_FromStringAndSize(NULL, length - RESULT_HEADER)
+            if writable and length >= LONG_FRAME:
+                copy = PyByteArray_FromStringAndSize(NULL, length - RESULT_HEADER)
+                at = PyByteArray_AS_STRING(copy)
+            else:
+                copy = PyBytes_FromStringAndSize(NULL, length - RESULT_HEADER)
+                at = PyBytes_AS_STRING(copy)
             if is_letter(ref.word):
                 # the letter stays where it is; who has told its submitter is decided after the copy
-                copy_frame(copy, header, data, length, False)
+                copy_frame(at, header, data, length, False)
                 if not letter_told(&self.queue, ref.cell, ref.word):
                     continue
                 is_first = self.ended(<uint32_t> job_id)
@@ -1611,7 +1617,7 @@ cdef class QueueHandle(Mapped):
                 # C9: pairs with C8; one collector wins
                 if not cas_seq_cst_u64(cell_word(&self.queue.cells, ref.cell), ref.word, collected):
                     continue
-                copy_frame(copy, header, data, length, True)
+                copy_frame(at, header, data, length, True)
                 # before the cell is free, so that a submitter woken by that finds its quota
                 is_first = self.ended(<uint32_t> job_id)
                 if not is_kept:
@@ -1641,7 +1647,7 @@ cdef class QueueHandle(Mapped):
         return 0
 
     @cython.final
-    cdef object collect_waiting(self, bint as_frame, object timeout):
+    cdef object collect_waiting(self, bint as_frame, object timeout, bint writable=False):
         cdef Code code
         cdef int64_t deadline = deadline_of(timeout)
         cdef int stage = 0
@@ -1651,7 +1657,7 @@ cdef class QueueHandle(Mapped):
             self.join_as_client()
             while True:
                 self.check_lock()
-                found = self.collect(as_frame)
+                found = self.collect(as_frame, writable)
                 if found is not None:
                     self.observe(OP_POP, 0, 1)
                     return found
@@ -1741,14 +1747,16 @@ cdef class QueueHandle(Mapped):
     def _recv_into(self, list taken not None, n, timeout):
         """Append the results that are there to `taken`, up to `n`, waiting for the first: what is collected is in the list.
 
+        A long one as a bytearray, of which arrays can be made that may be written to.
+
         Whatever a signal's handler raises comes before anything was collected, or after all.
         """
         self.enter()
         try:
-            taken.append(self.collect_waiting(False, timeout))
+            taken.append(self.collect_waiting(False, timeout, True))
             while n > 1:
                 try:
-                    found = self.collect(False)
+                    found = self.collect(False, True)
                 except Exception:
                     # the next call meets it
                     break

@@ -295,13 +295,13 @@ def encode_result(token, result, limit=None):
     return frame
 
 
-cdef object result_from(const uint8_t *at, bytes data):
+cdef object result_from(const uint8_t *at, object data):
     """The result of a frame whose header is at `at`, its data already copied."""
     if at[4] & ~STATUS_IN_BLOCK == 0:
         return data
     if at[4] & STATUS_PICKLED:
         text, _, pickled = data.partition(b"\0")
-        return errors.CallFailed(text.decode("utf-8", "replace"), pickled)
+        return errors.CallFailed(text.decode("utf-8", "replace"), bytes(pickled))
     return error_from_text(data.decode("utf-8", "replace"))
 
 
