@@ -1563,7 +1563,7 @@ cdef class QueueHandle(Mapped):
 
     @cython.final
     cdef object collect(self, bint as_frame, bint writable=False):
-        """The oldest result, or None: as SubmittedResult, or as a result frame. `writable`: the data of a long one as a bytearray."""
+        """The oldest result, or None: as SubmittedResult, or as a result frame. `writable`: a long one's data as a bytearray."""
         cdef Ref ref
         cdef Code code
         cdef JobCell *cell
