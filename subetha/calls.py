@@ -164,7 +164,7 @@ class Registered:
 
     Attributes
     ----------
-    name : str
+    name, queue_name : str
     closure_id : int
         u32.
     home_id : int
@@ -175,6 +175,7 @@ class Registered:
     """
 
     name: str
+    queue_name: str
     closure_id: int
     home_id: int
     job_options: Options

@@ -170,7 +170,7 @@ class Executor(concurrent.futures.Executor):
             job_ = self._encoded(fn, args, kwargs)
         except Exception as error:
             return JobFuture.finished(None, error)
-        return self._client.submit(*job_)
+        return _named(self._client.submit(*job_), fn)
 
     def _encoded(
         self, fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
@@ -280,7 +280,7 @@ class Executor(concurrent.futures.Executor):
             return JobFuture.finished(None, error)
         while True:
             try:
-                return self._client.submit(*job_, wait=False)
+                return _named(self._client.submit(*job_, wait=False), fn)
             except Full:
                 await asyncio.sleep(next(pauses))
             self._crew.check_open()
@@ -333,6 +333,13 @@ class Executor(concurrent.futures.Executor):
             self._crew.finish()
         else:
             self._crew.finish_later()
+
+
+def _named(future: JobFuture[T], fn: object) -> JobFuture[T]:
+    """Let an error name the task, of which the workers know the number alone."""
+    if isinstance(fn, calls.Registered):
+        future._task_name = f"{fn.name!r} of the queue {fn.queue_name!r}"
+    return future
 
 
 def _checked_names(name: str, found: Sequence[str]) -> tuple[str, ...]:

@@ -31,7 +31,16 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from subetha._core import Pass, SubmittedResult
 from subetha.calls import Options, Outcome, keep_memory_warm, outcome_of
-from subetha.errors import ArenaFull, ArenaTooSmall, Empty, Full, JobCancelled, PassError, SubethaError
+from subetha.errors import (
+    ArenaFull,
+    ArenaTooSmall,
+    Empty,
+    Full,
+    JobCancelled,
+    PassError,
+    SubethaError,
+    UnknownClosureId,
+)
 from subetha.jobqueue import JobQueue
 from subetha.layout import STATE_SHIFT, CellState
 from subetha.once import forget_unique, submit_unique
@@ -91,6 +100,7 @@ class JobFuture(Future[T], Generic[T]):
     _told = 0  # of the waiters
     _is_for_later = False
     _unique_key: str | None = None
+    _task_name: str | None = None
 
     def __init__(self, client: "Client | None", job_id: int | None = None) -> None:
         # None where it is done from the beginning; then nobody asks it
@@ -148,8 +158,13 @@ class JobFuture(Future[T], Generic[T]):
         found: Outcome | None = self.__dict__.get("_made_outcome")
         if found is None:
             assert arrived is not None
+            value, error = outcome_of(arrived)
+            if isinstance(error, UnknownClosureId) and self._task_name is not None:
+                error = UnknownClosureId(
+                    f"task {self._task_name}: {error}; start workers that import its module and serve its queue"
+                )
             # the first of several threads decides, so that all see one object
-            found = self.__dict__.setdefault("_made_outcome", outcome_of(arrived))
+            found = self.__dict__.setdefault("_made_outcome", (value, error))
             self._arrived = None
         return found
 

@@ -183,8 +183,9 @@ class TestQueueNames:
             Executor(0, queue=directory) as found,
         ):
             future = sample.add.options(executor=found, queue_name="nobody").submit(1)
-            with pytest.raises(UnknownClosureId, match=str(closure_id_of("sample_tasks.add", "nobody"))):
+            with pytest.raises(UnknownClosureId, match=str(closure_id_of("sample_tasks.add", "nobody"))) as caught:
                 future.result(WAIT_S)
+            assert "task 'sample_tasks.add' of the queue 'nobody'" in str(caught.value)
 
     def test_in_a_private_queue_they_do_not_matter(self, sample):
         with Executor(1, modules=["sample_tasks"]) as found:
