@@ -18,7 +18,7 @@ from subetha._cells cimport (
     Cells, cell_free_if, cell_word, word_is_one_of, word_owner, word_pack, word_state, word_version,
 )
 from subetha._layout cimport (
-    COLLECTED, CORRUPT, FENCED, OK, OVERDUE, RETRY, TAKEN, WRITING, Code,
+    COLLECTED, CORRUPT, FENCED, KEPT, OK, OVERDUE, RETRY, TAKEN, WRITING, Code,
 )
 from subetha._ring cimport (
     Refs, ref_cell, ref_empty, ref_full, ref_is_live, ref_lap, refs_rebuild_hints, signed_difference,
@@ -142,7 +142,7 @@ cdef inline uint64_t cell_mend(Cells *cells, uint64_t index, uint64_t most_owner
     cdef uint64_t word = load_acquire_u64(cell_word(cells, index))
     cdef uint64_t back
     cdef bint nobody = word_owner(word) == 0 or word_owner(word) > most_owner
-    if word_state(word) > OVERDUE or (
+    if word_state(word) > KEPT or (
         nobody and word_is_one_of(word, 1 << WRITING | 1 << COLLECTED | 1 << FENCED | 1 << OVERDUE)
     ):
         cell_free_if(cells, index, word)

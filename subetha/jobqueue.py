@@ -431,6 +431,10 @@ class JobQueue(QueueHandle):
         if self._registrations is not None:
             with contextlib.suppress(SubethaError, OSError, ValueError):
                 self._registrations.take_back()
+
+    def close(self) -> None:
+        super().close()
+        if self._registrations is not None:
             self._registrations.close()
 
     def overdue_pids(self) -> set[int]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-SHOWN_STATES = ("FREE", "READY", "RETRY", "TAKEN", "PARKED", "DONE")
+SHOWN_STATES = ("FREE", "READY", "RETRY", "TAKEN", "PARKED", "DONE", "KEPT")
 """Those that have a row of their own; the others are `other`."""
 
 
@@ -69,6 +69,7 @@ def _status(queue: "JobQueue") -> dict[str, Any]:
         "next_due": None if next_due is None else local_time(next_due),
         "next_due_s": None if next_due is None else _seconds(next_due - time.time_ns()),
         "done": stats.done,
+        "kept": stats.kept,
         "other": stats.other,
         "states": stats.states,
         "arena_bytes": stats.arena_bytes,
@@ -204,6 +205,7 @@ def _counts(status: dict[str, Any]) -> dict[str, str]:
         "running": f"{status['running']:,}",
         "parked": _with(status["parked"], parked),
         "done": f"{status['done']:,}",
+        "kept": f"{status['kept']:,}",
         "other": _with(status["other"], others),
         "free": f"{status['free']:,} of {status['cells']:,} cells",
         "participants": f"{len(status['participants']):,} of {status['max_participants']:,}",

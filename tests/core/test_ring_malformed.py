@@ -283,7 +283,7 @@ class TestFrozenStates:
         assert all_but_the_futex_words() == before
         claim.ack()
 
-    @pytest.mark.parametrize("state", range(12, 16))
+    @pytest.mark.parametrize("state", range(len(CellState), 16))
     def test_repair_frees_a_cell_in_a_state_that_does_not_exist(self, ring, raw, state):
         raw.words[2] = cell_word(7, state, 1)
         self.works_with(ring, 3)

@@ -39,7 +39,7 @@ WAIT_S = 60
 CELLS, PARTICIPANTS, ARENA = 64, 16, 2**20
 
 KEYS = (
-    "queue durability cells free waiting waiting_by_priority running parked parked_unknown next_due next_due_s done other "
+    "queue durability cells free waiting waiting_by_priority running parked parked_unknown next_due next_due_s done kept other "
     "states arena_bytes arena_backed_bytes max_participants participants jobs"
 ).split()
 PARTICIPANT_KEYS = "number pid role completed in_hand silent_s".split()
@@ -440,3 +440,10 @@ def test_nothing_is_cut_off_where_the_output_is_narrow(client: JobQueue, worker:
     assert str(job_id) in ran.stdout
     assert "…" not in ran.stdout
     assert "\x1b" not in ran.stdout
+
+
+def test_results_that_are_kept_are_counted(client: JobQueue, worker: JobQueue, path: Path) -> None:
+    client.submit(Pass(1, b"job"), result_ttl=1000)
+    worker.claim(WAIT_S).reply(encode_result(0, b"kept"))
+    assert client.recv(WAIT_S).result == b"kept"
+    assert (status_of(path)["kept"], status_of(path)["other"], shown(path)["kept"]) == (1, 0, "1")

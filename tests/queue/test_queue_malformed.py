@@ -455,7 +455,7 @@ wait_for(pids)
 def test_cells_in_states_that_do_not_exist_are_all_counted(make, files_of):
     queue = make()
     cells = files_of(queue.path).cells
-    for n, state in enumerate((12, 12, 13, 15)):
+    for n, state in enumerate((13, 13, 14, 15)):
         cells["word"][n] = cell_word(1, state, 0)
     stats = queue.stats()
     assert stats.states == {"FREE": 12, "UNKNOWN": 4}

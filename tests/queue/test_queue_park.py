@@ -679,6 +679,13 @@ def test_a_forked_child_says_under_its_own_number_what_it_runs(make, run_script)
     assert out == "fine\n"
 
 
+def test_what_was_opened_for_a_look_at_the_map_is_closed_with_the_queue(make):
+    queue = make()
+    map_ = queue.registrations().map
+    queue.close()
+    assert map_.closed
+
+
 def test_an_older_directory_gets_its_map_when_it_is_opened(make):
     make().close()
     path = make.open().path

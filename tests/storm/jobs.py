@@ -160,6 +160,7 @@ class ParkingSide:
 
     def __init__(self, side):
         self.side, self.runs = side, side.runs
+        self.take_place, self.give_place = side.take_place, side.give_place
         self.dice = random.Random()
 
     @property
