@@ -5,7 +5,7 @@ wrote, or anything that stood in it since. After each change and each sync some 
 start of the machine, and held against what the child had been told: a job whose `submit` has returned is there once and whole,
 one whose end has been told is not, and the queue is sound.
 
-Prints one JSON object. Arguments: how many mixtures are drawn each time, and a seed.
+Prints one JSON object. Arguments: how many mixtures are drawn each time, after every how many changes, and a seed.
 """
 
 import contextlib
@@ -299,7 +299,7 @@ def areas_of(pid, path):
                 yield start, end, os.path.basename(fields[5].strip()), int(fields[2], 16)
 
 
-def run(directory, draws, seed):
+def run(directory, draws, every, seed):
     path = os.path.join(directory, "queue")
     JobQueue.create(path, CELLS, durability="disk", **OPTIONS).close()
     story = Story(path)
@@ -313,7 +313,8 @@ def run(directory, draws, seed):
         def at_change(_point):
             disk.counts["changes"] += 1
             disk.note()
-            disk.fail(story.told(), story.kept_ids())
+            if (disk.counts["changes"] + seed) % every == 0:
+                disk.fail(story.told(), story.kept_ids())
 
         def at_kernel(number, first, second):
             if number != MSYNC:
@@ -337,7 +338,7 @@ def run(directory, draws, seed):
     return disk.counts
 
 
-def main(draws, seed):
+def main(draws, every, seed):
     why = why_not()
     directory = tempfile.mkdtemp(prefix="subetha-power-")
     try:
@@ -347,11 +348,11 @@ def main(draws, seed):
         if why is not None:
             print(json.dumps({"why_not": why}))
             return
-        print(json.dumps(run(directory, draws, seed)))
+        print(json.dumps(run(directory, draws, every, seed)))
     finally:
         shutil.rmtree(directory)
 
 
 if __name__ == "__main__":
     faulthandler.enable()
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(*map(int, sys.argv[1:]))
