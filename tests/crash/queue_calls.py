@@ -28,6 +28,8 @@ ENDED = (CellState.DEAD, CellState.KEPT)
 FAR = 4e9
 """When parked jobs are due (s since 1970): after any run of this. Who is to take them has its clock set forward."""
 FAR_AHEAD_NS = 3 * 10**18
+REST_S = 1000.0
+"""For so long jobs rest; who waits for one has its clock set forward by that."""
 OPTIONS = {"quota": QUOTA, "participants": 16, "arena_bytes": ARENA_BYTES}
 
 
@@ -63,6 +65,10 @@ def answered(result):
     if result != answer(name, who, len(result) - 9):
         raise ValueError(f"torn result: {result[:40]!r}... of {len(result)} bytes")
     return name, who
+
+
+def in_pieces(data):
+    return [data[:1], memoryview(data)[1:9000], b"", bytearray(data[9000:])]
 
 
 def run(claim, who, length=60):
@@ -150,6 +156,7 @@ class QueueStage:
         self.alive = {self.queue.slot}
         self.ids = {}
         self.seen, self.got = Counter(), Counter()
+        self.attempts = {}
         self.who = {}
         self.claims, self.results = {}, {}
         self.new_names = 0
@@ -225,6 +232,7 @@ class QueueStage:
     def note_claim(self, claim):
         name = named(decode_submit(claim.payload)[1].args)
         self.seen[name] += 1
+        self.attempts[name] = claim.attempts
         job = self.ids.get(claim.job_id)
         assert job in (None, name), f"job {job} has the arguments of {name}"
         run(claim, "S", 60 if self.seen.total() % 2 else LONG if self.has_long else 61)
@@ -361,6 +369,19 @@ class Submit(QueueStage):
 
 class SubmitBlock(Submit):
     length = LONG
+
+
+class SubmitPieces(Submit):
+    """The arguments lie in several buffers."""
+
+    length = LONG
+
+    def call(self):
+        return self.queue.submit(Pass(1), wait=0, _args=self.pieces)
+
+    def setup(self):
+        super().setup()
+        self.pieces = in_pieces(self.next_job.args)
 
 
 class SubmitDue(Submit):
@@ -693,6 +714,15 @@ class ReplyBlock(Reply):
     length = LONG
 
 
+class ReplyInPieces(ReplyBlock):
+    def setup(self):
+        super().setup()
+        self.pieces = in_pieces(answer("S0", "V", self.length))
+
+    def call(self):
+        self.claim.reply_in_pieces(self.pieces)
+
+
 class Ack(Held):
     def call(self):
         self.claim.ack()
@@ -732,6 +762,74 @@ class ParkCharged(Held):
     def look_at_answers(self):
         who = self.who["S0"]
         assert who == "S" if self.seen["S0"] else f"pid {self.victim_pid}" in who, f"the letter: {who}"
+
+
+class Retry(Held):
+    """The job has one attempt left: it has had one, whether its worker has died of that or not, and rests until the other."""
+
+    jobs = {"S0": (LONG, {"max_attempts": 2, "backoff": REST_S}), "S1": (40, {})}  # noqa: RUF012
+
+    def call(self):
+        return self.claim.retry()
+
+    def look_at_trace(self):
+        assert self.count(CellState.PARKED) == 1
+
+    def expect(self, returned, value):
+        assert value is True or not returned
+
+    def step(self):
+        self.queue._clock_shift_ns += int(REST_S * 1e9)
+        return super().step()
+
+    def look_at_answers(self):
+        super().look_at_answers()
+        assert self.attempts["S0"] == 1, f"S0 had {self.attempts['S0']} attempts before its last one, expected 1"
+
+
+class Rest(Retry):
+    """The victim claims a job whose worker has died of it a moment ago, and must let it rest."""
+
+    jobs = {"S0": (LONG, {"max_attempts": 2, "backoff": REST_S})}  # noqa: RUF012
+
+    def setup(self):
+        # whoever is traced stops at every signal
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+        pid = os.fork()
+        if pid == 0:
+            claim = JobQueue.open(self.directory).try_claim()
+            claim.started()
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.waitpid(pid, 0)
+        QueueStage.setup(self)
+        self.queue.rescue()
+
+    def call(self):
+        try:
+            self.queue.try_claim()
+        except Empty:
+            return
+        raise AssertionError("it claimed a job that has to rest")
+
+    def expect(self, returned, value):
+        pass
+
+
+class LeaveToOthers(Held):
+    """The attempt does not count, unless this one has died of it."""
+
+    def call(self):
+        self.claim.leave_to_others()
+
+    def look_at_trace(self):
+        assert self.count(CellState.PARKED) == 1
+
+    def expect(self, returned, value):
+        self.allowed = {0} if returned else {0, 1}
+
+    def look_at_answers(self):
+        super().look_at_answers()
+        assert self.attempts["S0"] in self.allowed, f"S0 had {self.attempts['S0']} attempts, expected {self.allowed}"
 
 
 class ParkUnknown(QueueStage):
@@ -1332,6 +1430,7 @@ class RescueClients(Rescue):
 CALLS = {
     "submit": Submit,
     "submit_block": SubmitBlock,
+    "submit_pieces": SubmitPieces,
     "submit_due": SubmitDue,
     "submit_due_block": SubmitDueBlock,
     "submit_to_full_arena": SubmitToFullArena,
@@ -1343,12 +1442,16 @@ CALLS = {
     "start_last": StartLast,
     "reply": Reply,
     "reply_block": ReplyBlock,
+    "reply_in_pieces": ReplyInPieces,
     "reply_to_gone": ReplyToGone,
     "ack": Ack,
     "release": Release,
     "release_to_full_ring": ReleaseToFullRing,
     "park": Park,
     "park_charged": ParkCharged,
+    "retry": Retry,
+    "rest": Rest,
+    "leave_to_others": LeaveToOthers,
     "park_unknown": ParkUnknown,
     "answer_unknown": AnswerUnknown,
     "take_parked": TakeParked,

@@ -10,7 +10,7 @@ import pytest
     [
         *("submit", "submit_block", "submit_to_full_arena", "submit_to_full_ring", "recv", "recv_block", "recv_letter"),
         *("cancel", "first_call", "first_call_among_the_dead", "submit_due", "submit_due_block", "cancel_parked"),
-        *("submit_among_expired",),
+        *("submit_among_expired", "submit_pieces"),
     ],
 )
 def test_a_client_killed_at_any_instruction_loses_no_job(campaign, call):
@@ -22,6 +22,7 @@ def test_a_client_killed_at_any_instruction_loses_no_job(campaign, call):
     [
         *("claim", "claim_and_start", "start_last", "reply", "reply_block", "ack", "release", "release_to_full_ring"),
         *("park", "park_charged", "park_unknown", "answer_unknown", "take_parked"),
+        *("retry", "rest", "leave_to_others", "reply_in_pieces"),
     ],
 )
 def test_a_worker_killed_at_any_instruction_loses_no_job_and_doubles_no_result(campaign, call):

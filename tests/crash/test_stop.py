@@ -59,6 +59,7 @@ def test_a_writer_that_was_stopped_frees_what_a_dead_one_had_replaced(campaign):
         *("park_unknown", "answer_unknown", "take_parked"),
         *("recv_kept_block", "close_kept", "reply_kept", "reply_kept_to_gone", "read_kept", "forget"),
         *("read_forgotten", "read_forgotten_block"),
+        *("retry", "rest", "leave_to_others", "submit_pieces", "reply_in_pieces"),
     ],
 )
 def test_jobs_go_past_a_process_stopped_in_a_call_of_a_queue(campaign, call):
