@@ -354,7 +354,8 @@ class WorkerLoop:
 
     def _has_place(self, router: Router, claim: Claim) -> bool:
         """Take one of the places where only so many may run; where none is free leave the job to others, and do not claim more."""
-        limit = self._registry.limits.get(decode_submit(claim.payload)[1].closure_id)
+        # no more of it: the rest may be long, or malformed
+        limit = self._registry.limits.get(int.from_bytes(claim.payload[:CLOSURE_ID_BYTES], "little"))
         if limit is None:
             return True
         place = None
@@ -365,7 +366,9 @@ class WorkerLoop:
         finally:
             if place is None:
                 assert isinstance(claim, JobClaim)
-                claim.leave_to_others()
+                # taken away meanwhile it goes on elsewhere, too
+                with suppress(TransportError):
+                    claim.leave_to_others()
         if place is not None:
             self._place = limit.closure_id, place
             return True
