@@ -111,14 +111,15 @@ def submit_once(
         mine = Promise(False, job_id, due_ns, *queue.identity)
         if not map_.compare_and_swap(key, seen, mine.to_bytes()):
             continue
+        said = mine._replace(is_there=True).to_bytes()
         try:
             submit(job_id)
         except BaseException:
-            map_.compare_and_swap(key, mine.to_bytes(), None)
+            # it is there all the same where a Ctrl-C came just after
+            map_.compare_and_swap(key, mine.to_bytes(), said if holds(queue, job_id) else None)
             raise
-        if map_.compare_and_swap(key, mine.to_bytes(), mine._replace(is_there=True).to_bytes()) or not queue.cancel(
-            job_id
-        ):
+        # whoever has met it meanwhile has said so
+        if map_.compare_and_swap(key, mine.to_bytes(), said) or map_.get(key) == said or not queue.cancel(job_id):
             return job_id, True
         # This process was stopped for so long that another one has promised one, too.
         job_id = 0

@@ -171,3 +171,35 @@ def test_what_another_process_writes_there_is_no_promise(make):
     queue = make()
     queue.registrations().map[unique_key("key")] = b"nonsense"
     assert submit_unique(queue, "key", Pass(1))[1]
+
+
+def test_one_that_another_meets_before_its_submitter_has_said_that_it_is_there_stays(make, monkeypatch):
+    queue, other = make(), make.open()
+    met = []
+
+    def submit(*args, **options):
+        job_id = type(queue).submit(queue, *args, **options)
+        met.append(submit_unique(other, "key", Pass(1)))
+        return job_id
+
+    monkeypatch.setattr(queue, "submit", submit)
+    job_id, is_new = submit_unique(queue, "key", Pass(1))
+    assert is_new
+    assert met == [(job_id, False)]
+    assert holds(queue, job_id)
+    assert entry(queue, "key").job_id == job_id
+
+
+def test_one_that_is_there_when_its_submitter_is_interrupted_has_the_key(make, monkeypatch):
+    queue = make()
+
+    def submit(*args, **options):
+        type(queue).submit(queue, *args, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(queue, "submit", submit)
+    with pytest.raises(KeyboardInterrupt):
+        submit_unique(queue, "key", Pass(1))
+    monkeypatch.undo()
+    assert not submit_unique(queue, "key", Pass(1))[1]
+    assert queue.stats().waiting == 1
