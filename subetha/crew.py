@@ -28,7 +28,7 @@ from subetha.layout import reserve_of
 from subetha.logging import RecordReader
 from subetha.pool import WorkerPool, WorkerPoolBroken, see_that_there_is_a_queue
 
-__all__ = ["Crew"]
+__all__ = ["Crew", "is_private"]
 
 SHARED_MEMORY: Final = "/dev/shm"
 ROOM_BYTES: Final = 128 * 2**20
@@ -289,6 +289,11 @@ def _make_private_directory() -> tuple[str, int]:
     fd = os.open(os.path.join(directory, _OWNER), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return directory, fd
+
+
+def is_private(directory: str) -> bool:
+    """Whether the queue in a directory is an executor's own."""
+    return os.path.exists(os.path.join(directory, _OWNER))
 
 
 def _parent_of_private_directories() -> str:

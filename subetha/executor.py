@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, ParamSpec, TypeVar
 
 from subetha import calls, files, job
-from subetha.crew import Crew
+from subetha.crew import Crew, is_private
 from subetha.errors import Full
 from subetha.futures import JobFuture
 from subetha.pass_registry import Pieces, joined
@@ -137,6 +137,7 @@ class Executor(concurrent.futures.Executor):
         if here is not None and queue is not None and os.path.abspath(os.fsdecode(queue)) == here.queue_path:
             # Of the other workers of this queue no more is known than of this one.
             self._modules = here.modules
+            self._is_private = is_private(here.queue_path)
         started = None if initializer is None else joined(calls.dumps((initializer, tuple(initargs))))
         # the first one runs what brings its function along
         modules = (calls.__name__, *modules)

@@ -64,6 +64,11 @@ def send():
     return os.getpid()
 
 
+@subetha.task
+def add_elsewhere(a, b):
+    return add.options(queue_name="images").submit(a, b).result()
+
+
 @subetha.task(max_concurrency=1)
 def alone(path, seconds=0.0):
     """How many of them ran when this one did, itself included."""

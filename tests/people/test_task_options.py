@@ -191,6 +191,7 @@ class TestQueueNames:
         with Executor(1, modules=["sample_tasks"]) as found:
             assert sample.add.options(executor=found, queue_name="images").submit(1).result(WAIT_S) == 1
             assert sample.send.options(executor=found).submit().result(WAIT_S) > 0
+            assert sample.add_elsewhere.options(executor=found).submit(1, 2).result(WAIT_S) == 3, "nor in its jobs"
 
     def test_an_executor_starts_workers_for_some_of_them(self, sample, directory):
         with (
