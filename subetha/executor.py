@@ -64,7 +64,8 @@ class Executor(concurrent.futures.Executor):
     modules : sequence of str
         Modules that every worker imports at its start, for the tasks in them.
     queue_names : sequence of str
-        Names of queues that the workers serve, of the tasks in `modules` these alone; default: each task in its own.
+        Names of queues that the workers serve, of the tasks in `modules` these alone; default: each task in its own. With a
+        private queue they do not matter.
     max_attempts : int
         How often a job may be started before its worker's death ends it.
     backoff : float or (float, float), optional
@@ -119,6 +120,9 @@ class Executor(concurrent.futures.Executor):
             raise TypeError(f"initializer: expected a callable, found {type(initializer).__name__}")
         modules = _checked_names("modules", modules)
         queue_names = _checked_names("queue_names", queue_names)
+        if queue is None:
+            # its jobs are for all of its workers
+            queue_names = ()
         if log_level is None:
             log_level = logging.getLogger().getEffectiveLevel()
         elif isinstance(log_level, bool) or not isinstance(log_level, int):

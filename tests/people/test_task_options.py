@@ -193,6 +193,11 @@ class TestQueueNames:
             assert sample.send.options(executor=found).submit().result(WAIT_S) > 0
             assert sample.add_elsewhere.options(executor=found).submit(1, 2).result(WAIT_S) == 3, "nor in its jobs"
 
+    def test_nor_do_those_of_its_workers(self, sample):
+        with Executor(1, modules=["sample_tasks"], queue_names=("mail",)) as found:
+            assert found.submit(abs, -1).result(WAIT_S) == 1
+            assert sample.add.options(executor=found).submit(1).result(WAIT_S) == 1
+
     def test_an_executor_starts_workers_for_some_of_them(self, sample, directory):
         with (
             Executor(1, queue=directory, modules=["sample_tasks"], queue_names=("mail",)) as mail,
