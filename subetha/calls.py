@@ -1,8 +1,8 @@
 """Calls as bytes: what a job holds that was made from a Python call, and what comes back for it.
 
 A job's arguments are a pickle: of ``(function, args, kwargs)`` under `CALL_ID`, for any callable, or of ``(args, kwargs)``
-under a task's own id. What plain pickle would only find again in the submitter's own process (lambdas, closures, whatever
-`__main__` defines) goes by value, by cloudpickle.
+under a task's own id; where kwargs is None, args has those of several calls, for a list of what they return. What plain pickle
+would only find again in the submitter's own process (lambdas, closures, whatever `__main__` defines) goes by value, by cloudpickle.
 
 Where large buffers belong to it (long bytes, numpy arrays, whatever pickles out of band), they lie behind the pickle::
 
@@ -299,9 +299,9 @@ def loads(data: bytes | bytearray | memoryview, *, is_writable: bool = False) ->
 
 
 def encode_call(
-    function: Callable[..., object] | None, args: Sequence[object], kwargs: Mapping[str, object]
+    function: Callable[..., object] | None, args: Sequence[Any], kwargs: Mapping[str, object] | None
 ) -> bytes | Pieces:
-    """Pickle a call: with its function for `CALL_ID`, without (None) for a task."""
+    """Pickle a call: with its function for `CALL_ID`, without (None) for a task. Without `kwargs`: one with each of `args`."""
     args = tuple(map(_set_long_aside, args))
     return dumps((args, kwargs) if function is None else (function, args, kwargs))
 
@@ -330,7 +330,8 @@ def run(function: Registered | None, data: bytes | memoryview) -> bytes | Pieces
         *brought, args, kwargs = loads(data)
         if called is None:
             (called,) = brought
-        return dumps(_set_long_aside(called(*args, **kwargs)))
+        value = [called(*items) for items in args] if kwargs is None else called(*args, **kwargs)
+        return dumps(_set_long_aside(value))
     except BaseException as error:
         is_to_be_tried_again = isinstance(called, Registered) and isinstance(error, called.retry_on)
         return failure(error, TryAgain if is_to_be_tried_again else CallFailed)

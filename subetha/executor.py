@@ -170,6 +170,11 @@ class Executor(concurrent.futures.Executor):
         BrokenProcessPool
             Its workers cannot be started any more.
         """
+        return self._submit(fn, args, kwargs)
+
+    def _submit(
+        self, fn: Callable[..., object], args: Sequence[Any], kwargs: Mapping[str, object] | None
+    ) -> JobFuture[Any]:
         self._crew.check_open()
         try:
             job_ = self._encoded(fn, args, kwargs)
@@ -178,7 +183,7 @@ class Executor(concurrent.futures.Executor):
         return _named(self._client.submit(*job_), fn)
 
     def _encoded(
-        self, fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
+        self, fn: Callable[..., object], args: Sequence[Any], kwargs: Mapping[str, object] | None
     ) -> tuple[int, bytes | Pieces, calls.Options]:
         """What `Client.submit` takes."""
         closure_id = calls.CALL_ID
@@ -241,7 +246,7 @@ class Executor(concurrent.futures.Executor):
         timeout : float, optional
             Seconds from this call until the last result; `TimeoutError` after that.
         chunksize : int
-            So many calls make one job. They fail and run again together.
+            So many calls make one job. They fail and run again together, and a task's options are for the job.
         buffersize : int, optional
             Most jobs handed in whose results have not been taken; default 1024, or what the queue lets one client hold.
 
@@ -259,7 +264,7 @@ class Executor(concurrent.futures.Executor):
             jobs = (self.submit(fn, *items) for items in calls_)
             return _results(jobs, most, deadline)
         chunks = iter(lambda: tuple(itertools.islice(calls_, chunksize)), ())
-        jobs_of_many = (self.submit(_call_each, fn, chunk) for chunk in chunks)
+        jobs_of_many = (self._submit(fn, chunk, None) for chunk in chunks)
         return _flattened(_results(jobs_of_many, most, deadline))
 
     async def asubmit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -354,10 +359,6 @@ def _checked_names(name: str, found: Sequence[str]) -> tuple[str, ...]:
         if not isinstance(one, str):
             raise TypeError(f"{name}: expected names as str, found {type(one).__name__}")
     return tuple(found)
-
-
-def _call_each(fn: Callable[..., T], chunk: Sequence[tuple[Any, ...]]) -> list[T]:
-    return [fn(*items) for items in chunk]
 
 
 def _results(jobs: Iterator[JobFuture[T]], most: int, deadline: float | None) -> Iterator[T]:

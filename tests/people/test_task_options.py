@@ -115,6 +115,29 @@ class TestRetries:
             assert str(queue.recv(WAIT_S).result) == "over"
 
 
+class TestMaps:
+    @pytest.mark.parametrize("chunksize", [1, 2])
+    def test_options_are_for_what_a_map_hands_in_too(self, two, sample, directory, chunksize):
+        results = sample.add.options(executor=two, delay=HOUR_S, priority=2, timeout=7).map(
+            range(4), chunksize=chunksize
+        )
+        with JobQueue.open(directory, readonly=True) as queue:
+            cells = queue.cells()
+            found = cells[cells["due_ns"] > time.time_ns()]
+            assert len(found) == 4 // chunksize
+            assert set(found["closure_id"].tolist()) == {sample.add.closure_id}
+            assert set(found["priority"].tolist()) == {2}
+            assert set(found["timeout_ms"].tolist()) == {7000}
+        results.close()
+
+    @pytest.mark.parametrize("chunksize", [1, 2])
+    def test_so_is_what_their_task_is_tried_again_after(self, two, sample, tmp_path, chunksize):
+        paths = [os.fspath(tmp_path / name) for name in "abcd"]
+        found = sample.flaky.options(executor=two).map(paths, [1] * 4, chunksize=chunksize)
+        # the second of a chunk fails in the chunk's second attempt
+        assert list(found) == ([2] * 4 if chunksize == 1 else [3, 2] * 2)
+
+
 class TestTimes:
     def test_a_delayed_job_is_parked_until_its_time(self, two, sample, directory):
         future = sample.add.options(executor=two, delay=HOUR_S).submit(1)
