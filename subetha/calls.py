@@ -170,6 +170,9 @@ class Registered:
     home_id : int
         The same, in the queue that the function itself names.
     job_options : Options
+    queue_name : str
+    max_concurrency : int or None
+        How many of it may run at one time; who does not run it under its own number cannot see to that.
     retry_on : tuple of exception types
         Those of its exceptions after which it is to be tried again.
     """
@@ -178,6 +181,8 @@ class Registered:
     queue_name: str
     closure_id: int
     home_id: int
+    queue_name: str
+    max_concurrency: int | None
     job_options: Options
     retry_on: tuple[type[BaseException], ...]
     __module__: str

@@ -23,7 +23,7 @@ from subetha import calls, files, job
 from subetha.crew import Crew, is_private
 from subetha.errors import Full
 from subetha.futures import JobFuture
-from subetha.pass_registry import Pieces, joined
+from subetha.pass_registry import DEFAULT_QUEUE, Pieces, joined
 from subetha.transport import backoff
 
 __all__ = ["Executor", "default_executor", "set_default_executor"]
@@ -157,7 +157,7 @@ class Executor(concurrent.futures.Executor):
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> JobFuture[T]:
         """Hand ``fn(*args, **kwargs)`` in and return its future; waits while the queue is full.
 
-        What cannot be pickled fails the future.
+        What cannot be pickled fails the future, and so does a task with a limit that the workers cannot see to.
 
         Raises
         ------
@@ -198,10 +198,23 @@ class Executor(concurrent.futures.Executor):
                     unique_key=f"{fn.name}\0{chosen.unique_key}",
                     result_ttl=chosen.result_ttl or UNIQUE_RESULT_TTL_S,
                 )
-            if self._modules is None or fn.__module__ in self._modules:
+            if self._goes_by_number(fn):
                 # In a queue of one's own the workers run all there is.
                 closure_id, function = fn.home_id if self._is_private else fn.closure_id, None
         return closure_id, calls.encode_call(function, args, kwargs), chosen
+
+    def _goes_by_number(self, fn: calls.Registered) -> bool:
+        if self._modules is None or fn.__module__ in self._modules:
+            return True
+        if not self._is_private:
+            # others' workers may know it; any other worker would run it in no queue of names, and beside any number of others
+            return fn.queue_name != DEFAULT_QUEUE or fn.max_concurrency is not None
+        if fn.max_concurrency is not None:
+            raise ValueError(
+                f"{fn!r} has max_concurrency={fn.max_concurrency}, which the workers of this executor cannot see to, since they "
+                f"have not imported it; name its module in Executor(modules=...), found {fn.__module__!r}"
+            )
+        return False
 
     def result(self, job_id: int, timeout: float | None = None) -> Any:
         """Wait for a job that anybody has handed in to this queue with a `result_ttl`, and return or raise what came of it.

@@ -326,6 +326,8 @@ def task(
     max_concurrency : int, optional
         How many jobs of it may run at one time, in all workers of a queue directory that have imported its module; the others
         wait, and do not hold up jobs of other tasks. A job whose worker is stopped counts until that is over, too.
+        The workers of a private executor see to it where its `modules` name the task's module; otherwise the future fails with
+        `ValueError`.
     cron : str, optional
         Run it by itself, without arguments, at the times that these five fields say: minute, hour, day of the month, month, day
         of the week. The worker processes that have imported its module see to that; times at which there is none are made up

@@ -69,6 +69,11 @@ def add_elsewhere(a, b):
     return add.options(queue_name="images").submit(a, b).result()
 
 
+def elsewhere(task):
+    """In a job whose worker has not been told to import this module."""
+    return task.submit().result()
+
+
 @subetha.task(max_concurrency=1)
 def alone(path, seconds=0.0):
     """How many of them ran when this one did, itself included."""

@@ -210,6 +210,13 @@ class TestQueueNames:
                 future.result(WAIT_S)
             assert "task 'sample_tasks.add' of the queue 'nobody'" in str(caught.value)
 
+    def test_nor_is_it_run_elsewhere_where_a_job_hands_it_in(self, sample, directory):
+        with (
+            Executor(1, queue=directory, queue_names=("default",)) as found,
+            WorkerPool(["sample_tasks"], directory, 1, queue_names=["mail"]) as mail,
+        ):
+            assert found.submit(sample.elsewhere, sample.send).result(WAIT_S) in mail.pids
+
     def test_in_a_private_queue_they_do_not_matter(self, sample):
         with Executor(1, modules=["sample_tasks"]) as found:
             assert sample.add.options(executor=found, queue_name="images").submit(1).result(WAIT_S) == 1
@@ -267,6 +274,17 @@ class TestLimits:
         assert future.cancel(running=True)
         os.unlink(path)
         assert alone.submit(path).result(WAIT_S) == 1
+
+    def test_where_the_workers_cannot_see_to_a_limit_the_job_is_refused(self, sample, tmp_path):
+        path = os.fspath(tmp_path / "calls")
+        with Executor(1) as found:
+            with pytest.raises(ValueError, match="modules="):
+                found.submit(sample.alone, path).result(WAIT_S)
+            with pytest.raises(ValueError, match="modules="):
+                list(found.map(sample.alone, [path] * 4, chunksize=2))
+            assert not os.path.exists(path)
+        with Executor(1, modules=["sample_tasks"]) as found:
+            assert found.submit(sample.alone, path).result(WAIT_S) == 1
 
     def test_places_are_counted_over_all_processes(self, directory):
         with JobQueue.open_or_create(directory) as one, JobQueue.open(directory) as other:
