@@ -1855,6 +1855,7 @@ cdef class MappedPayload:
     cdef void *data
     cdef uint64_t length
     cdef int64_t exports
+    cdef bint is_kept
 
     def __init__(self):
         raise TypeError("a mapped payload comes from a claim")
@@ -1888,8 +1889,10 @@ cdef class MappedPayload:
         """
         if private_get(&self.exports) == 0:
             return False
-        if keep_private(self.data, self.length) != 0:
-            raise MemoryError(f"no room to keep {self.length} bytes of a job that are still in use")
+        if not self.is_kept:
+            if keep_private(self.data, self.length) != 0:
+                raise MemoryError(f"no room to keep {self.length} bytes of a job that are still in use")
+            self.is_kept = True
         return True
 
     def __dealloc__(self):
@@ -1902,6 +1905,7 @@ cdef class JobClaim(Claim):
     """A job claimed from a queue: its payload is the submit frame; `reply` sends a result frame to its client."""
 
     cdef readonly uint64_t job_id
+    cdef MappedPayload mapped
 
     @property
     def attempts(self):
@@ -1935,7 +1939,11 @@ cdef class JobClaim(Claim):
     @cython.final
     cdef int lose(self, QueueHandle handle) except -1:
         """The claim was taken away: say so."""
-        cdef uint32_t how = claim_lost(&handle.queue, self.cell, self.word)
+        cdef uint32_t how
+        if self.mapped is not None:
+            # the handler goes on reading it
+            self.mapped.keep()
+        how = claim_lost(&handle.queue, self.cell, self.word)
         private_add(&handle.refused_results, 1)
         if how == OVERDUE:
             private_set(&handle.is_condemned, 1)
@@ -2049,6 +2057,7 @@ cdef class JobClaim(Claim):
         made = MappedPayload.__new__(MappedPayload)
         made.data = at
         made.length = self.length
+        self.mapped = made
         return made
 
     def reply_in_pieces(self, pieces):

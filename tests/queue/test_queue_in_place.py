@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from subetha._core import decode_submit, encode_result
-from subetha.errors import ArenaTooSmall, TransportError
+from subetha.errors import ArenaFull, ArenaTooSmall, TransportError
 from subetha.jobqueue import JobQueue
 from subetha.pass_registry import Pass, PassRegistry, Pieces, joined, takes_buffers
 from subetha.scheduler import MAPPED_BYTES, WorkerLoop
@@ -115,6 +115,23 @@ def test_a_claim_that_was_taken_away_maps_and_answers_nothing(make):
         claim.reply_in_pieces([b"late"])
     with pytest.raises(ValueError, match="over"):
         claim.map_payload()
+
+
+def test_what_a_job_reads_in_place_stays_as_it_is_when_it_hears_that_it_was_taken_away(make):
+    queue, worker = make(arena_bytes=2**20), make.open()
+    data = os.urandom(LONG)
+    queue.submit(Pass(7, data), timeout=0.01)
+    claim = worker.claim(WAIT_S)
+    claim.started()
+    view = memoryview(claim.map_payload())[SUBMIT_HEADER_BYTES:]
+    assert "JobTimeout" in repr(queue.recv(WAIT_S))
+    with pytest.raises(TransportError, match="taken away"):
+        claim.progress(1, 2)
+    with pytest.raises(ArenaFull):
+        while True:
+            queue.submit(Pass(7, bytes(LONG)), wait=0)
+    assert bytes(view) == data
+    view.release()
 
 
 class TestWorkerLoop:
