@@ -81,6 +81,18 @@ CLAIM_FAILURES_LIMIT = 100
 IN_FLIGHT_BIT = 0
 DEEPEST = 32
 
+# What the jobs that run in this process read where it lies.
+_in_place: list[MappedPayload] = []
+
+
+def _before_fork() -> None:
+    # The child may outlive the job, and nobody would see to it that what it has of this stays as it is.
+    for mapped in _in_place.copy():
+        mapped.keep()
+
+
+os.register_at_fork(before=_before_fork)
+
 CLOSURE_ID_BYTES = 4
 _LAST_TOKEN = 2**32 - 1
 
@@ -454,7 +466,11 @@ class WorkerLoop:
     def _execute_in_place(self, mapped: MappedPayload) -> PassResult:
         view = mapped.view()
         closure_id = int.from_bytes(view[:CLOSURE_ID_BYTES], "little")
-        result = self._registry.execute_in_place(closure_id, view[SUBMIT_HEADER_BYTES:])
+        _in_place.append(mapped)
+        try:
+            result = self._registry.execute_in_place(closure_id, view[SUBMIT_HEADER_BYTES:])
+        finally:
+            _in_place.remove(mapped)
         del view
         # What is in use still, as an array that the handler has put somewhere, stays as it is when the block is another job's.
         mapped.keep()

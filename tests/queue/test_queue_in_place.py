@@ -1,6 +1,9 @@
 """Long jobs and results that are not copied on their way: handed in in pieces, read where they lie, answered in pieces."""
 
+import contextlib
+import itertools
 import os
+import warnings
 
 import numpy as np
 import pytest
@@ -17,6 +20,13 @@ LONG = MAPPED_BYTES + 12_345
 
 PIECES = [b"head", memoryview(b"of it"), bytearray(b"x" * 70_000), np.arange(20_000), b"", b"end"]
 WHOLE = b"".join(bytes(memoryview(piece)) for piece in PIECES)
+
+
+def overwrite_all(handles):
+    """Hand jobs in by turns until no block is left."""
+    with contextlib.suppress(ArenaFull):
+        for handle in itertools.cycle(handles):
+            handle.submit(Pass(7, bytes(LONG)), wait=0)
 
 
 def args_of(claim):
@@ -127,9 +137,7 @@ def test_what_a_job_reads_in_place_stays_as_it_is_when_it_hears_that_it_was_take
     assert "JobTimeout" in repr(queue.recv(WAIT_S))
     with pytest.raises(TransportError, match="taken away"):
         claim.progress(1, 2)
-    with pytest.raises(ArenaFull):
-        while True:
-            queue.submit(Pass(7, bytes(LONG)), wait=0)
+    overwrite_all([queue])
     assert bytes(view) == data
     view.release()
 
@@ -137,7 +145,7 @@ def test_what_a_job_reads_in_place_stays_as_it_is_when_it_hears_that_it_was_take
 class TestWorkerLoop:
     @pytest.fixture
     def loop(self, make):
-        queue, handle = make(arena_bytes=2**22), make.open()
+        queue, handle = make(64, arena_bytes=2**22), make.open()
         registry = PassRegistry()
         return queue, WorkerLoop(handle.submit_side, registry=registry), registry
 
@@ -186,6 +194,32 @@ class TestWorkerLoop:
         for data in sent:
             assert self.run(queue, worker, data) == b""
         assert [bytes(data) for data in kept] == sent
+
+    def test_what_a_job_forks_reads_the_same_arguments_when_the_job_is_over(self, make, loop):
+        queue, worker, registry = loop
+        data = os.urandom(LONG)
+        gate, opens = os.pipe()
+        children = []
+
+        @takes_buffers
+        def fork(args):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)
+                children.append(os.fork())
+            if children[-1] == 0:
+                os.close(opens)
+                os.read(gate, 1)
+                os._exit(0 if args == data else 1)
+            return b""
+
+        registry.register(7, fork)
+        try:
+            assert self.run(queue, worker, data) == b""
+            overwrite_all([make.open(), make.open()])
+        finally:
+            os.close(opens)
+            os.close(gate)
+        assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 0
 
     def test_an_unknown_closure_id_is_answered_as_ever(self, loop):
         queue, worker, _ = loop
