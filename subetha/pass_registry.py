@@ -298,7 +298,11 @@ class PassRegistry:
     def execute_in_place(self, closure_id: int, args: memoryview) -> PassResult:
         """As `execute`, without a copy of the arguments where the handler `takes_buffers`."""
         handler = self._handlers.get(closure_id)
-        return self._run(closure_id, handler, args if getattr(handler, "takes_buffers", False) else bytes(args))
+        try:
+            given = args if getattr(handler, "takes_buffers", False) else bytes(args)
+        except MemoryError as error:
+            return _execution_error(error)
+        return self._run(closure_id, handler, given)
 
     def _run(self, closure_id: int, handler: Any, args: bytes | memoryview) -> PassResult:
         if handler is None:

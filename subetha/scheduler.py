@@ -450,13 +450,18 @@ class WorkerLoop:
     def _execute(self, claim: Claim) -> tuple[int, PassResult]:
         """Run what a claim holds; its token (a queue's jobs need none), and the result. `TransportError` where it is malformed."""
         payload = claim.payload
-        if isinstance(claim, JobClaim) and len(payload) >= MAPPED_BYTES:
-            mapped = claim.map_payload()
-            if mapped is not None:
-                self._mark_in_flight()
-                return 0, self._execute_in_place(mapped)
-        token, pass_ = decode_submit(payload)
+        mapped = None
+        try:
+            if isinstance(claim, JobClaim) and len(payload) >= MAPPED_BYTES:
+                mapped = claim.map_payload()
+            if mapped is None:
+                token, pass_ = decode_submit(payload)
+        except MemoryError as error:
+            # The job is too long for this worker, which goes on with others; released it would come again.
+            return submit_token(payload) or 0, ExecutionError(f"MemoryError: no room for the job's arguments: {error}")
         self._mark_in_flight()
+        if mapped is not None:
+            return 0, self._execute_in_place(mapped)
         return token, self._registry.execute(pass_)
 
     def _mark_in_flight(self) -> None:

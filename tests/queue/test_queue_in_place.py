@@ -228,3 +228,33 @@ class TestWorkerLoop:
     def test_pieces_are_joined_where_a_transport_takes_one_message(self):
         assert joined(Pieces(PIECES)) == WHOLE
         assert joined(b"as it is") == b"as it is"
+
+
+@pytest.mark.parametrize("room", [2**25, 3 * 2**25], ids=["to map it", "to copy it"])
+def test_a_job_that_finds_no_memory_fails_and_the_next_one_runs(run_script, path, room):
+    out = run_script(
+        """
+        import resource
+        from subetha import WorkerLoop
+        from subetha.pass_registry import PassRegistry
+
+        path, room = sys.argv[1], int(sys.argv[2])
+        registry = PassRegistry()
+        registry.register(7, lambda args: b"%d" % len(args))
+        with JobQueue.create(path, 16, arena_bytes=2**28) as queue:
+            loop = WorkerLoop(queue.submit_side, registry=registry)
+            queue.submit(Pass(7, bytes(2**26)))
+            queue.submit(Pass(7, bytes(10)))
+            with open("/proc/self/statm") as file:
+                size = int(file.read().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (size + room, resource.RLIM_INFINITY))
+            for _ in range(2):
+                assert loop.serve_one()
+                print(repr(queue.recv(60).result))
+        """,
+        path,
+        room,
+    )
+    first, second = out.splitlines()
+    assert "MemoryError" in first
+    assert second == "b'10'"
