@@ -9,7 +9,7 @@ A handler may have a name in place of an id, from which its id is made, and be r
 import operator
 import threading
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, overload
 
 from subetha._core import Pass
@@ -195,11 +195,13 @@ class PassRegistry:
         """
         with self._changing:
             named = _Named(handler, queue_name, max_concurrency)
-            for closure_id in self._ids_of(name, named):
+            ids = self._ids_of(name, named)
+            for closure_id in ids:
                 self._check_is_free(closure_id, name)
-            self._drop(name)
             self._named[name] = named
+            # Those that stay are not missing for a moment: a worker may look one up just now.
             self._register_ids(name, named)
+            self._drop_ids(name, ids)
         return closure_id_of(name, queue_name)
 
     def serve(self, queue_names: Iterable[str]) -> None:
@@ -238,14 +240,15 @@ class PassRegistry:
             self._handlers[closure_id] = named.handler
             if named.max_concurrency is not None:
                 self.limits[closure_id] = Limit(home, named.max_concurrency)
+            else:
+                self.limits.pop(closure_id, None)
         self.changes += 1
 
-    def _drop(self, name: str) -> None:
-        for closure_id in [closure_id for closure_id, other in self._names.items() if other == name]:
+    def _drop_ids(self, name: str, but: Set[int] = frozenset()) -> None:
+        for closure_id in [one for one, other in self._names.items() if other == name and one not in but]:
             del self._names[closure_id]
             self._handlers.pop(closure_id, None)
             self.limits.pop(closure_id, None)
-        self._named.pop(name, None)
 
     def unregister(self, closure_id: int) -> Handler | None:
         """Remove the handler of `closure_id` and return it, or None where there was none. One with a name goes with all its ids.
@@ -256,7 +259,9 @@ class PassRegistry:
         with self._changing:
             removed = self._handlers.pop(closure_id, None)
             if closure_id in self._names:
-                self._drop(self._names[closure_id])
+                name = self._names[closure_id]
+                self._drop_ids(name)
+                del self._named[name]
             self.changes += removed is not None
         return removed
 

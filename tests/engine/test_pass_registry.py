@@ -271,3 +271,27 @@ def test_the_module_functions_share_the_registry_of_the_process():
     finally:
         assert subetha.pass_registry.unregister(closure_id) is reverse
     assert subetha.pass_registry.registered_count() == before
+
+
+def test_one_that_is_replaced_under_its_name_is_not_missing_for_a_moment():
+    registry = PassRegistry()
+    missing = []
+
+    class Watched(dict):
+        def pop(self, key, *default):
+            missing.append(key)
+            return super().pop(key, *default)
+
+    old = registry.register_named("moves", bytes, queue_name="first")
+    kept = registry.register_named("stays", bytes, max_concurrency=1)
+    registry._handlers = Watched(registry._handlers)
+    registry.limits = Watched(registry.limits)
+    registry.register_named("stays", bytes.upper, max_concurrency=2)
+    assert missing == []
+    assert registry.execute(Pass(kept, b"a")) == b"A"
+    assert registry.limits[kept].places == 2
+    registry.register_named("stays", bytes.upper)
+    assert kept not in registry.limits
+    new = registry.register_named("moves", bytes, queue_name="second")
+    assert registry.closure_ids() == {kept, new}
+    assert not registry.is_registered(old)
