@@ -213,12 +213,20 @@ class Crew:
         with self._finishing:
             if self._is_finished:
                 return
-            if not self.is_private:
-                # They may be due in a month, and whoever serves the queue then runs them.
-                self.client.drop_those_for_later()
-            self.client.wait_for_all()
+            if self.is_private:
+                self.client.wait_for_all()
+            else:
+                self._wait_for_those_due()
             if not self._is_finished:
                 self._end()
+
+    def _wait_for_those_due(self) -> None:
+        while True:
+            # They may be due in a month, and whoever serves the queue then runs them. Again and again, since another thread may
+            # have been in a submit.
+            self.client.drop_those_for_later()
+            if self.client.wait_for_all(COLLECT_S):
+                return
 
     def _end(self) -> None:
         self._tell(_END)

@@ -339,8 +339,8 @@ class Executor(concurrent.futures.Executor):
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Take no more jobs; when those that are pending are done, end the workers and, where it is private, the queue.
 
-        In a shared queue jobs that were handed in for later (`delay`, `due`) are not waited for: they stay there, and their
-        futures fail.
+        In a shared queue jobs whose time (`delay`, `due`) has not come are not waited for: they stay there, and their futures
+        fail.
 
         Parameters
         ----------

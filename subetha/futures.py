@@ -98,7 +98,7 @@ class JobFuture(Future[T], Generic[T]):
     # What the base class keeps is made when somebody asks for it: most futures live without a lock of their own.
     _state = PENDING
     _told = 0  # of the waiters
-    _is_for_later = False
+    _due = 0.0  # s since 1970; before, its job is not started
     _unique_key: str | None = None
     _task_name: str | None = None
 
@@ -443,7 +443,7 @@ class Client:
         """Make the future of a job that was handed in."""
         future: JobFuture[Any] = JobFuture(self, job_id)
         if due is not None:
-            future._is_for_later = True
+            future._due = due.timestamp() if isinstance(due, datetime) else due
         self._pending[job_id] = future
         if job_id in self._early:
             self._settle_early(job_id)
@@ -734,9 +734,9 @@ class Client:
         return True
 
     def drop_those_for_later(self) -> None:
-        """Let the futures of jobs that were handed in for later fail, where they are pending; the jobs stay in the queue."""
+        """Let the futures of jobs whose time has not come fail, where they are pending; the jobs stay in the queue."""
         for job_id, future in list(self._pending.items()):
-            if future._is_for_later:
+            if future._due > time.time():
                 error = RuntimeError("the executor was shut down; this job, handed in for later, stays in its queue")
                 self._settle(job_id, future, FINISHED, error)
 

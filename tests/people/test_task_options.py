@@ -12,6 +12,7 @@ import pytest
 
 import subetha
 from subetha import CallFailed, Executor, JobQueue, TryAgain, UnknownClosureId, UnknownJob, WorkerPool
+from subetha.calls import Options
 from subetha.pass_registry import PassRegistry, closure_id_of
 
 HERE = Path(__file__).parent
@@ -167,6 +168,33 @@ class TestTimes:
             future.result(WAIT_S)
         with Executor(1, queue=directory, modules=["sample_tasks"]):
             eventually(lambda: os.path.exists(path), "it has run")
+
+
+    def test_one_whose_time_has_come_is_waited_for_as_any_other(self, sample, directory, tmp_path):
+        path = os.fspath(tmp_path / "calls")
+        with Executor(1, queue=directory, modules=["sample_tasks"]) as found:
+            future = sample.alone.options(executor=found, delay=0.01).submit(path, 1.0)
+            eventually(future.running, "it runs")
+        assert future.result(0) == 1
+
+    def test_one_that_another_thread_hands_in_during_the_shutdown_is_not_waited_for(
+        self, sample, directory, monkeypatch
+    ):
+        found = Executor(0, queue=directory)
+        client, late = found._client, []
+        wait_for_all = client.wait_for_all
+
+        def wait(timeout=None):
+            if not late:
+                late.append(client.submit(1, b"", Options(delay=HOUR_S)))
+            return wait_for_all(WAIT_S if timeout is None else timeout)
+
+        monkeypatch.setattr(client, "wait_for_all", wait)
+        began = time.monotonic()
+        found.shutdown()
+        assert time.monotonic() - began < WAIT_S
+        with pytest.raises(RuntimeError, match="stays in its queue"):
+            late[0].result(0)
 
 
 class TestQueueNames:
