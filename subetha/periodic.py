@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo
 
 from subetha import files
 from subetha._core import Pass
-from subetha.errors import Empty, Full, SubethaError
+from subetha.errors import Empty, Full
 from subetha.jobqueue import JobQueue
 from subetha.layout import STATE_SHIFT, CellState, Role
 from subetha.once import submit_once
@@ -130,8 +130,12 @@ class Keeper:
     def look(self) -> float:
         """Hand in the next jobs that are missing; give the seconds until that may be needed again."""
         pause = LONGEST_PAUSE_S
-        for closure_id in self._registry.closure_ids() & periodic_tasks.keys():
-            due = self._see_to_next(closure_id, periodic_tasks[closure_id])
+        here = self._registry.closure_ids()
+        # as it is now: a job may import others
+        for closure_id, periodic in list(periodic_tasks.items()):
+            if closure_id not in here:
+                continue
+            due = self._see_to_next(closure_id, periodic)
             pause = min(pause, max(0.0, due - self._clock()))
         self._drop_results()
         return pause
@@ -194,7 +198,8 @@ class Keeper:
             except Full:
                 # the next look may find room
                 pause = LONGEST_PAUSE_S
-            except (SubethaError, OSError, ValueError):
+            except Exception:
+                # Without this thread the worker would go on, and no periodic job with it.
                 if self._is_over.is_set():
                     return
                 _LOGGER.exception("the next periodic jobs could not be handed in; that is tried again")

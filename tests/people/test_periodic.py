@@ -2,12 +2,14 @@
 
 import logging
 import os
+import threading
 import time
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
 
+import subetha.periodic
 from subetha import Executor, JobQueue, Pass, task
 from subetha.pass_registry import PassRegistry, closure_id_of
 from subetha.periodic import Keeper, Periodic, Schedule, periodic_tasks
@@ -162,6 +164,25 @@ class TestKeeper:
             time.sleep(0.05)
             assert keeper._thread.is_alive()
             keeper.stop()
+
+
+    def test_whatever_fails_in_a_look_is_logged_and_tried_again(self, keepers, monkeypatch, caplog):
+        monkeypatch.setattr(subetha.periodic, "LONGEST_PAUSE_S", 0.001)
+        keeper = keepers(Clock())
+        looks = [RuntimeError("a look that failed")]
+        has_looked = threading.Event()
+
+        def look():
+            if looks:
+                raise looks.pop()
+            has_looked.set()
+            return 1.0
+
+        keeper.look = look
+        with caplog.at_level(logging.ERROR):
+            keeper.start()
+            assert has_looked.wait(WAIT_S)
+        assert "a look that failed" in caplog.text
 
 
 class TestSchedule:
