@@ -153,13 +153,18 @@ class Keeper:
             kept = self._parked(closure_id, now_ns)
             if kept is not None:
                 map_.compare_and_swap(key, None, Promise(True, *kept, *self._queue.identity).to_bytes())
-        elif said.is_there and said.due_ns > due_ns:
+        elif said.is_there and said.due_ns > due_ns and self._clock() < due:
             # by another expression that the task had, or another time that the clock said
             self._queue.cancel(said.job_id)
+
+        def is_over(promise: Promise) -> bool:
+            # not where this process was stopped until its next time had passed: others know the one after that
+            return self._clock() < due and not now_ns < promise.due_ns <= due_ns
+
         submit_once(
             self._queue,
             key,
-            lambda promise: not now_ns < promise.due_ns <= due_ns,
+            is_over,
             due_ns,
             lambda job_id: self._queue.submit(
                 Pass(closure_id, periodic.data), due=due, wait=0, _job_id=job_id, **periodic.options

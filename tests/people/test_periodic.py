@@ -166,6 +166,24 @@ class TestKeeper:
             keeper.stop()
 
 
+    def test_one_that_was_stopped_in_its_look_leaves_the_next_job_of_others_where_it_is(self, keepers, queue):
+        clock = Clock()
+        other = keepers(clock)
+        other.look()
+        first = minutes(clock) + 0.5
+        stops = [60 * MINUTE]
+
+        def clock_of_the_stopped():
+            now = clock.now
+            if stops:
+                clock.now += stops.pop()
+                other.look()
+            return now
+
+        keepers(clock_of_the_stopped).look()
+        assert dues(queue) == [first, minutes(clock) + 0.5]
+        assert Promise.read(queue.registrations().map[periodic_key(ID)]).due_ns == (minutes(clock) + 0.5) * MINUTE * 1e9
+
     def test_whatever_fails_in_a_look_is_logged_and_tried_again(self, keepers, monkeypatch, caplog):
         monkeypatch.setattr(subetha.periodic, "LONGEST_PAUSE_S", 0.001)
         keeper = keepers(Clock())
