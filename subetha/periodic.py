@@ -6,6 +6,7 @@ while no worker is there are made up for by one run.
 """
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -114,6 +115,7 @@ class Keeper:
         self._queue = JobQueue.open(queue_path, role=Role.CLIENT)
         self._registry = registry
         self._clock = clock
+        self._pid = os.getpid()
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="subetha-periodic", daemon=True)
 
@@ -121,10 +123,12 @@ class Keeper:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread, and close the handle; the jobs stay."""
-        self._is_over.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        """End the thread, which a fork of the process does not have, and close the handle; the jobs stay."""
+        if os.getpid() == self._pid:
+            # its lock may be held for ever in a fork
+            self._is_over.set()
+            if self._thread.is_alive():
+                self._thread.join()
         self._queue.close()
 
     def look(self) -> float:

@@ -2,8 +2,10 @@
 
 import logging
 import os
+import signal
 import threading
 import time
+import warnings
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
@@ -165,7 +167,6 @@ class TestKeeper:
             assert keeper._thread.is_alive()
             keeper.stop()
 
-
     def test_one_that_was_stopped_in_its_look_leaves_the_next_job_of_others_where_it_is(self, keepers, queue):
         clock = Clock()
         other = keepers(clock)
@@ -201,6 +202,24 @@ class TestKeeper:
             keeper.start()
             assert has_looked.wait(WAIT_S)
         assert "a look that failed" in caplog.text
+
+    def test_a_fork_that_leaves_as_its_parent_would_is_not_held_up(self, keepers):
+        keeper = keepers(Clock())
+        keeper.start()
+        # as the thread has it for a moment now and then
+        with keeper._is_over._cond, warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+            if pid == 0:
+                # whatever a test has set up stays out of it
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                signal.alarm(WAIT_S)
+                try:
+                    keeper.stop()
+                    os._exit(0)
+                finally:
+                    os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 class TestSchedule:
