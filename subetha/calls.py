@@ -331,15 +331,21 @@ def run(function: Registered | None, data: bytes | memoryview) -> bytes | Pieces
         function is to be tried again after that.
     """
     called: Any = function
+    kind = CallFailed
     try:
         *brought, args, kwargs = loads(data)
         if called is None:
             (called,) = brought
-        value = [called(*items) for items in args] if kwargs is None else called(*args, **kwargs)
+        retry_on = called.retry_on if isinstance(called, Registered) else ()
+        try:
+            value = [called(*items) for items in args] if kwargs is None else called(*args, **kwargs)
+        except retry_on:
+            # not for what cannot be unpickled or pickled: it never will be
+            kind = TryAgain
+            raise
         return dumps(_set_long_aside(value))
     except BaseException as error:
-        is_to_be_tried_again = isinstance(called, Registered) and isinstance(error, called.retry_on)
-        return failure(error, TryAgain if is_to_be_tried_again else CallFailed)
+        return failure(error, kind)
 
 
 def failure(error: BaseException, kind: type[CallFailed] = CallFailed) -> CallFailed:

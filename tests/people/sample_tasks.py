@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 
 import subetha
@@ -51,6 +52,12 @@ def flaky(path, failures):
     if number <= failures:
         raise OSError(f"failure {number}")
     return number
+
+
+@subetha.task(retry_on=Exception)
+def give_lock(path):
+    _count(path)
+    return threading.Lock()
 
 
 @subetha.task(backoff=3600, max_attempts=2)

@@ -74,6 +74,12 @@ class TestRetries:
         with pytest.raises(TypeError):
             sample.flaky.options(executor=two).submit(None, 1).result(WAIT_S)
 
+    def test_a_result_that_cannot_be_pickled_does_not_run_it_again(self, two, sample, tmp_path):
+        path = tmp_path / "calls"
+        with pytest.raises(TypeError, match="pickle"):
+            sample.give_lock.options(executor=two).submit(os.fspath(path)).result(WAIT_S)
+        assert path.read_text() == "x"
+
     def test_a_task_that_goes_by_value_is_tried_again_too(self, sample, tmp_path):
         path = os.fspath(tmp_path / "calls")
         with Executor(1) as found:
@@ -168,7 +174,6 @@ class TestTimes:
             future.result(WAIT_S)
         with Executor(1, queue=directory, modules=["sample_tasks"]):
             eventually(lambda: os.path.exists(path), "it has run")
-
 
     def test_one_whose_time_has_come_is_waited_for_as_any_other(self, sample, directory, tmp_path):
         path = os.fspath(tmp_path / "calls")
