@@ -156,7 +156,8 @@ class WorkerLoop:
     routes : bool
         Claim only passes that have a handler in `registry`, and tell so: `source` is a queue's submit side. A pass without a
         handler is then left to other workers, and answered with UnknownClosureId where none has registered one for long.
-        Otherwise it is answered so at once. Handlers that are registered later count from the next claim on.
+        Otherwise it is answered so at once. Handlers that are registered later count from the next claim on. Only so
+        the limits of handlers (`max_concurrency`) hold.
     clock, sleep : callable
         The time in seconds and a sleep, for what has to be polled.
 

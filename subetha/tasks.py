@@ -330,8 +330,9 @@ def task(
         `ValueError`.
     cron : str, optional
         Run it by itself, without arguments, at the times that these five fields say: minute, hour, day of the month, month, day
-        of the week. The worker processes that have imported its module see to that; times at which there is none are made up
-        for by one run. One that takes longer than until the next time runs twice at once, unless `max_concurrency` says otherwise.
+        of the week. The worker processes that import its module at their start see to that; times at which there is none are made
+        up for by one run. One that takes longer than until the next time runs twice at once, unless `max_concurrency` says
+        otherwise.
     timezone : str or tzinfo
         Whose clock `cron` means.
 
