@@ -497,13 +497,24 @@ cdef class QueueHandle(Mapped):
             PyMemoryView_FromMemory(<char *> data, length, PyBUF_READ),
         )
 
+    def close(self):
+        """Close the handle: wakes its waiters, puts its claims back uncharged, gives up its number. Idempotent."""
+        Mapped.close(self)
+        registrations = getattr(self, "_registrations", None)
+        if registrations is not None:
+            registrations.close()
+
     cdef int give_up(self) except -1:
         cdef HeartbeatTable table = self.heartbeat
         cdef uint64_t i, word
         cdef bint clean = True
         if self.number is not None and self.number.is_mine():
             if self.declared_as == self.queue.block_owner:
-                self._forget()
+                try:
+                    self._forget()
+                except Exception:
+                    # what cannot be taken back now is removed by whoever meets it
+                    pass
             registration_look(&self.number.kept, NULL, NULL)
             for i in range(self.queue.cells.count):
                 word = load_acquire_u64(cell_word(&self.queue.cells, i))

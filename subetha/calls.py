@@ -181,7 +181,6 @@ class Registered:
     queue_name: str
     closure_id: int
     home_id: int
-    queue_name: str
     max_concurrency: int | None
     job_options: Options
     retry_on: tuple[type[BaseException], ...]

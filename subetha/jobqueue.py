@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from subetha import files
 from subetha._core import HeartbeatTable, JobClaim, QueueHandle
-from subetha.errors import LayoutMismatch, SubethaError, UnsupportedTransportFamily
+from subetha.errors import LayoutMismatch, UnsupportedTransportFamily
 from subetha.layout import (
     CAUSES,
     FLAG_DISK,
@@ -427,15 +427,10 @@ class JobQueue(QueueHandle):
         return self.registrations().live_ids()
 
     def _forget(self) -> None:
-        """Before the number is given up; what cannot be taken back now is removed by whoever meets it."""
+        """Before the number is given up."""
+        # No name of this module may be used in it: the interpreter may be ending.
         if self._registrations is not None:
-            with contextlib.suppress(SubethaError, OSError, ValueError):
-                self._registrations.take_back()
-
-    def close(self) -> None:
-        super().close()
-        if self._registrations is not None:
-            self._registrations.close()
+            self._registrations.take_back()
 
     def overdue_pids(self) -> set[int]:
         """Find the processes of which a job ran out of time and has been answered for them: whoever started one should end it."""
