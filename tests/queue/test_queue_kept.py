@@ -550,6 +550,8 @@ def test_a_damaged_result_is_an_error_and_not_a_crash(make, files_of, field, val
 def test_a_check_finds_a_kept_cell_that_would_never_expire_or_be_read_and_mends_it(make, files_of, damage, kinds):
     queue = make()
     job_id, cell = kept_cell(queue, files_of)
+    # its timer would mend some of this, too
+    queue.close()
     for field, value in damage.items():
         if field == "owner":
             cell["word"] |= value
@@ -558,6 +560,9 @@ def test_a_check_finds_a_kept_cell_that_would_never_expire_or_be_read_and_mends_
     assert {fault.kind for fault in check_queue(queue.path, pause=0).faults} == kinds
     report = check_queue(queue.path, repair=True, pause=0)
     assert (report.faults, {fault.kind for fault in report.repaired}) == ([], kinds)
+    queue = make.open()
+    # from here on its timer looks
+    assert queue.cancel(queue.submit(Pass(1)))
     if "due_ns" in damage or "owner" in damage:
         assert queue.result(job_id, 0) == b"r" * 40
         forward(queue)
