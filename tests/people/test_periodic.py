@@ -1,18 +1,16 @@
 """Periodic tasks: their next job waits in the queue, once, whoever comes and goes."""
 
+import contextlib
 import logging
 import os
-import signal
-import threading
 import time
-import warnings
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
 
-import subetha.periodic
 from subetha import Executor, JobQueue, Pass, task
+from subetha.errors import Full
 from subetha.pass_registry import PassRegistry, closure_id_of
 from subetha.periodic import Keeper, Periodic, Schedule, periodic_tasks
 from subetha.routing import Promise, periodic_key
@@ -155,71 +153,20 @@ class TestKeeper:
         assert "it is broken" in caplog.text
         assert queue.stats().done == 0
 
-    def test_a_full_queue_is_waited_for(self, path, every_minute):
-        with JobQueue.open(path) as queue:
-            while queue.stats().free > queue.reserve:
-                with JobQueue.open(path) as client:
-                    for _ in range(min(client.quota, queue.stats().free - queue.reserve)):
-                        client.submit(Pass(9), wait=0)
-            keeper = Keeper(path, every_minute)
-            keeper.start()
-            time.sleep(0.05)
-            assert keeper._thread.is_alive()
-            keeper.stop()
-
-    def test_one_that_was_stopped_in_its_look_leaves_the_next_job_of_others_where_it_is(self, keepers, queue):
+    def test_where_the_queue_is_full_the_next_look_hands_it_in(self, keepers, queue):
         clock = Clock()
-        other = keepers(clock)
-        other.look()
-        first = minutes(clock) + 0.5
-        stops = [60 * MINUTE]
-
-        def clock_of_the_stopped():
-            now = clock.now
-            if stops:
-                clock.now += stops.pop()
-                other.look()
-            return now
-
-        keepers(clock_of_the_stopped).look()
-        assert dues(queue) == [first, minutes(clock) + 0.5]
-        assert Promise.read(queue.registrations().map[periodic_key(ID)]).due_ns == (minutes(clock) + 0.5) * MINUTE * 1e9
-
-    def test_whatever_fails_in_a_look_is_logged_and_tried_again(self, keepers, monkeypatch, caplog):
-        monkeypatch.setattr(subetha.periodic, "LONGEST_PAUSE_S", 0.001)
-        keeper = keepers(Clock())
-        looks = [RuntimeError("a look that failed")]
-        has_looked = threading.Event()
-
-        def look():
-            if looks:
-                raise looks.pop()
-            has_looked.set()
-            return 1.0
-
-        keeper.look = look
-        with caplog.at_level(logging.ERROR):
-            keeper.start()
-            assert has_looked.wait(WAIT_S)
-        assert "a look that failed" in caplog.text
-
-    def test_a_fork_that_leaves_as_its_parent_would_is_not_held_up(self, keepers):
-        keeper = keepers(Clock())
-        keeper.start()
-        # as the thread has it for a moment now and then
-        with keeper._is_over._cond, warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            pid = os.fork()
-            if pid == 0:
-                # whatever a test has set up stays out of it
-                signal.signal(signal.SIGALRM, signal.SIG_DFL)
-                signal.alarm(WAIT_S)
-                try:
-                    keeper.stop()
-                    os._exit(0)
-                finally:
-                    os._exit(1)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        keeper = keepers(clock)
+        with contextlib.ExitStack() as clients, contextlib.suppress(Full):
+            while True:
+                client = clients.enter_context(JobQueue.open(queue.path))
+                for _ in range(client.quota):
+                    client.submit(Pass(9), wait=0)
+        with pytest.raises(Full):
+            keeper.look()
+        assert dues(queue) == []
+        queue.claim(WAIT_S).ack()
+        keeper.look()
+        assert dues(queue) == [minutes(clock) + 0.5]
 
 
 class TestSchedule:
