@@ -1,6 +1,8 @@
 import os
 import sys
+import threading
 from collections.abc import (
+    Callable,
     Collection,
     ItemsView,
     Iterable,
@@ -335,8 +337,15 @@ class QueueHandle(Mapped):
         due: float | datetime | None = None,
         result_ttl: float | None = None,
         wait: float | None = None,
-        _job_id: int = 0,
-        _args: Sequence[Buffer] | None = None,
+    ) -> int: ...
+    def _submit(
+        self,
+        closure_id: int,
+        data: bytes | Sequence[Buffer],
+        options: SubmitOptions,
+        due: float | datetime | None = None,
+        wait: float | None = None,
+        job_id: int = 0,
     ) -> int: ...
     def _new_job_id(self) -> int: ...
     def result(self, job_id: int, timeout: float | None = None) -> bytes | PassError: ...
@@ -390,5 +399,56 @@ class QueueHandle(Mapped):
     def _pop_frame(self, timeout: float | None) -> bytes: ...
     def _watch(self) -> None: ...
 
+@final
+class SubmitOptions:
+    def __init__(
+        self,
+        priority: int = 1,
+        timeout: float | None = None,
+        max_attempts: int = 3,
+        backoff: float | tuple[float, float] | None = None,
+        result_ttl: float | None = None,
+    ) -> None: ...
+
+@disjoint_base
+class FutureState:
+    _client: Any
+    job_id: int | None
+    _state: str
+    _arrived: Any
+    _unique_key: str | None
+    _task: Any
+    _due: float
+    def __init__(self, client: Any, job_id: int | None = None) -> None: ...
+    def _own_condition(self) -> threading.Condition: ...
+    def _finish(self, value: Any, raised: BaseException | None) -> None: ...
+    def _outcome(self) -> tuple[Any, BaseException | None]: ...
+    def _read(self, arrived: Any) -> tuple[Any, BaseException | None]: ...
+    def _settle_alone(self, state: str, arrived: object) -> bool: ...
+
+@disjoint_base
+class WorkState:
+    claim: Any
+    _stopping: bool
+    completed: int
+    failed: int
+    malformed: int
+    released: int
+    retried: int
+    lost: int
+    def _end(self, claim: Any, token: int, result: Any, error: Exception | None = None) -> None: ...
+
+@final
+class OrdinaryJobs:
+    def __init__(
+        self, queue: QueueHandle, state: WorkState, registry: Any, table: HeartbeatTable | None, slot: int, most: int
+    ) -> None: ...
+    def run(self, timeout: float, between: Callable[[], object] | None) -> JobClaim | None: ...
+
+def settle_ordinary(taken: list[SubmittedResult], pending: dict[int, Any]) -> None: ...
+def is_plain(value: object) -> bool: ...
+def encode_plain(function: Callable[..., object] | None, args: tuple[Any, ...]) -> bytes | None: ...
+def decode_plain(function: Any, data: Buffer) -> tuple[Any, tuple[Any, ...]] | None: ...
+def forks() -> int: ...
 def punch_hole(fd: int, offset: int, length: int) -> None: ...
 def end_with_parent(pid: int) -> None: ...

@@ -13,6 +13,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromSt
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.number cimport PyNumber_AsSsize_t
+from cpython.ref cimport PyObject
 from libc.math cimport ceil, isnan
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
@@ -47,6 +48,11 @@ import os
 import zlib
 from collections.abc import ItemsView, KeysView, Mapping, MutableMapping, ValuesView
 from datetime import datetime
+from importlib import import_module
+from pickle import dumps as pickle_dumps
+from pickle import loads as pickle_loads
+from threading import Condition
+from types import BuiltinFunctionType, FunctionType
 
 import numpy as np
 
@@ -67,6 +73,14 @@ include "_shareddeque.pxi"
 include "_sharedmap.pxi"
 include "_table.pxi"
 include "_queue.pxi"
+include "_work.pxi"
+include "_calls.pxi"
+include "_futures.pxi"
+
+
+def forks():
+    """How many forks lie between this process and the one that loaded this module first; cheaper than to ask for the pid."""
+    return fork_generation()
 
 
 def punch_hole(int fd, int64_t offset, int64_t length):

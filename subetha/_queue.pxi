@@ -79,6 +79,35 @@ cdef int put_backoff(JobOptions *options, object backoff) except -1:
     return 0
 
 
+cdef int put_options(
+    JobOptions *options, object priority, object timeout, object max_attempts, object backoff, object result_ttl
+) except -1:
+    """What `JobQueue.submit` takes, checked; it may start at once."""
+    check_number("priority", priority, 0, LEVELS - 1)
+    check_number("max_attempts", max_attempts, 1, 65_535)
+    options.priority = priority
+    options.max_attempts = max_attempts
+    options.timeout_ms = options.keep_s = options.backoff_ms = options.doublings = 0
+    options.due_ns = 0
+    if timeout is not None:
+        options.timeout_ms = milliseconds_of("timeout", timeout)
+    if backoff is not None:
+        put_backoff(options, backoff)
+    if result_ttl is not None:
+        options.keep_s = whole_seconds_of("result_ttl", result_ttl)
+    return 0
+
+
+@cython.final
+cdef class SubmitOptions:
+    """Options of `JobQueue.submit`, checked once for many jobs."""
+
+    cdef JobOptions options
+
+    def __init__(self, priority=1, timeout=None, max_attempts=3, backoff=None, result_ttl=None):
+        put_options(&self.options, priority, timeout, max_attempts, backoff, result_ttl)
+
+
 @cython.final
 cdef class _Pieces:
     """Buffers that make up the data of one frame together."""
@@ -854,7 +883,7 @@ cdef class QueueHandle(Mapped):
 
     def submit(
         self, Pass pass_ not None, *, priority=1, timeout=None, max_attempts=3, backoff=None, due=None, result_ttl=None,
-        wait=None, _job_id=0, _args=None
+        wait=None
     ):
         """Hand a job in. When this returns, the job survives any process's death.
 
@@ -894,34 +923,43 @@ cdef class QueueHandle(Mapped):
             An option outside its limits, or the handle is closed.
         """
         cdef JobOptions options
+        put_options(&options, priority, timeout, max_attempts, backoff, result_ttl)
+        return self.submit_data(pass_.closure_id, pass_.args, &options, due, wait, 0)
+
+    def _submit(
+        self, uint32_t closure_id, data, SubmitOptions options not None, due=None, wait=None, uint64_t job_id=0
+    ):
+        """As `submit`, for modules of this package.
+
+        Parameters
+        ----------
+        data : bytes, or sequence of contiguous buffers
+            The arguments, or their pieces.
+        job_id : int
+            From `_new_job_id`; 0: a new one.
+        """
+        cdef JobOptions chosen = options.options
+        return self.submit_data(closure_id, data, &chosen, due, wait, job_id)
+
+    @cython.final
+    cdef uint64_t submit_data(
+        self, uint32_t closure_id, object data, JobOptions *options, object due, object wait, uint64_t job_id
+    ) except 0:
         cdef Frame frame
-        # `_args`: the pass's arguments, in pieces
-        cdef _Pieces pieces = None if _args is None else _Pieces(_args)
-        check_number("priority", priority, 0, LEVELS - 1)
-        check_number("max_attempts", max_attempts, 1, 65_535)
-        options.priority = priority
-        options.max_attempts = max_attempts
-        options.timeout_ms = 0
-        options.keep_s = 0
-        options.backoff_ms = options.doublings = 0
-        options.due_ns = 0
-        if timeout is not None:
-            options.timeout_ms = milliseconds_of("timeout", timeout)
-        if backoff is not None:
-            put_backoff(&options, backoff)
-        if result_ttl is not None:
-            options.keep_s = whole_seconds_of("result_ttl", result_ttl)
+        cdef _Pieces pieces
         if due is not None:
             options.due_ns = due_ns_of(due)
             if options.due_ns <= due_now(&self.queue):
                 options.due_ns = 0
-        frame.data = <const uint8_t *> PyBytes_AS_STRING(pass_.args)
-        frame.data_length = PyBytes_GET_SIZE(pass_.args)
-        if pieces is not None:
+        if PyBytes_CheckExact(data):
+            frame.data = <const uint8_t *> PyBytes_AS_STRING(data)
+            frame.data_length = PyBytes_GET_SIZE(data)
+        else:
+            pieces = _Pieces(data)
             pieces.put(&frame)
         self.enter()
         try:
-            return self.submit_frame(&frame, pass_.closure_id, &options, wait, _job_id)
+            return self.submit_frame(&frame, closure_id, options, wait, job_id)
         finally:
             self.leave()
 
@@ -930,11 +968,7 @@ cdef class QueueHandle(Mapped):
         cdef Text text
         cdef JobOptions options
         cdef Frame held
-        options.priority = 1
-        options.max_attempts = 3
-        options.timeout_ms = options.keep_s = options.backoff_ms = 0
-        options.doublings = 0
-        options.due_ns = 0
+        put_options(&options, 1, None, 3, None, None)
         self.enter()
         try:
             text_of(frame, &text)
@@ -1442,6 +1476,10 @@ cdef class QueueHandle(Mapped):
         ValueError
             The handle is closed, or was closed while this waited.
         """
+        return self.next_claim(timeout)
+
+    @cython.final
+    cdef JobClaim next_claim(self, object timeout):
         cdef Ref ref
         cdef Code code
         cdef int64_t deadline = deadline_of(timeout)
@@ -1975,15 +2013,32 @@ cdef class JobClaim(Claim):
             As `ack`.
         """
         cdef QueueHandle handle = <QueueHandle> self.holder
-        cdef JobCell *cell
         self.check()
         handle.enter()
         try:
-            self.check_held(handle)
-            cell = job_cell(&handle.queue, self.cell)
-            job_start(&handle.queue, cell, self.word)
+            self.start(handle)
         finally:
             handle.leave()
+
+    @cython.final
+    cdef int start(self, QueueHandle handle) except -1:
+        self.check_held(handle)
+        job_start(&handle.queue, job_cell(&handle.queue, self.cell), self.word)
+        return 0
+
+    @cython.final
+    cdef int answer_bytes(self, bytes value) except -1:
+        """As `reply`, with the frame of this value."""
+        cdef Frame frame
+        self.check()
+        self.holder.enter()
+        try:
+            frame.data = <const uint8_t *> PyBytes_AS_STRING(value)
+            frame.data_length = PyBytes_GET_SIZE(value)
+            self.answer(&frame, STATUS_OK)
+        finally:
+            self.holder.leave()
+        return 0
 
     def progress(self, done, total):
         """Say how far the job is; others read it from its cell. Does not block.

@@ -136,9 +136,13 @@ cdef class HeartbeatTable(Mapped):
 
     cdef Participant *record(self, object i) except NULL:
         """The record of slot `i`, which must be in use."""
-        cdef Participant *found = self.any_record(i)
+        return self.used_record(self.any_record(i) - self.records.first)
+
+    @cython.final
+    cdef Participant *used_record(self, uint64_t slot) except NULL:
+        cdef Participant *found = &self.records.first[slot]
         if status_state(load_acquire_u64(&found.status)) != SLOT_USED:
-            raise errors.HeartbeatError(f"{self.file_path}: slot {i} is not registered")
+            raise errors.HeartbeatError(f"{self.file_path}: slot {slot} is not registered")
         return found
 
     cdef Participant *any_record(self, object i) except NULL:
@@ -321,6 +325,33 @@ cdef class HeartbeatTable(Mapped):
             self.observe(OP_MARK, 0, <uint64_t> (record - self.records.first))
         finally:
             self.leave()
+
+    @cython.final
+    cdef int begin_job(self, uint64_t slot) except -1:
+        """As `mark_in_flight`, for bit 0 of a slot."""
+        self.enter()
+        try:
+            store_relaxed_u32(&self.in_flight[slot][0], 0)
+            # T3: pairs with T2
+            fetch_or_acq_rel_u64(&self.used_record(slot).in_flight_bitmap, 1)
+            self.observe(OP_MARK, 0, slot)
+        finally:
+            self.leave()
+        return 0
+
+    @cython.final
+    cdef int end_job(self, uint64_t slot) except -1:
+        """As `clear_in_flight`, for bit 0 of a slot, and `add_completed`."""
+        cdef Participant *record
+        self.enter()
+        try:
+            record = self.used_record(slot)
+            # T3: pairs with T2
+            fetch_and_acq_rel_u64(&record.in_flight_bitmap, ~<uint64_t> 1)
+            fetch_add_acq_rel_u64(&record.completed, 1)
+        finally:
+            self.leave()
+        return 0
 
     def clear_in_flight(self, i, bit):
         """Take the bit of `mark_in_flight` away."""

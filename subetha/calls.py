@@ -4,6 +4,12 @@ A job's arguments are a pickle: of ``(function, args, kwargs)`` under `CALL_ID`,
 under a task's own id; where kwargs is None, args has those of several calls, for a list of what they return. What plain pickle
 would only find again in the submitter's own process (lambdas, closures, whatever `__main__` defines) goes by value, by cloudpickle.
 
+The most frequent calls are shorter: of a function that a module has under its name (pickle would name it, too, but take as long
+for that as for all the rest), or a task's, with nothing but a few numbers and texts::
+
+    NAMED u8 | length of the name u16 | module NUL function | pickle of args
+    PLAIN u8 | pickle of args
+
 Where large buffers belong to it (long bytes, numpy arrays, whatever pickles out of band), they lie behind the pickle::
 
     WITH_BUFFERS u8 | zeros u8 * 3 | how many u32 | pickle's length u64 | each buffer's length u64 | pickle | buffers
@@ -16,11 +22,12 @@ import struct
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Final, TypeAlias
 
+from subetha._core import SubmitOptions, decode_plain, encode_plain, is_plain
 from subetha.errors import CallFailed, ExecutionError, RemoteTraceback, TryAgain
 from subetha.layout import PRIORITIES, align
 from subetha.pass_registry import Pieces, default_registry, joined, takes_buffers
@@ -47,10 +54,10 @@ ALIGNMENT: Final = 64
 OUT_OF_BAND_BYTES: Final = 4096
 """A shorter buffer is copied into the pickle."""
 
+# NAMED and PLAIN are 2 and 3.
 _WITH_BUFFERS = 1
 _PROTOCOL = 5
 _HEAD = struct.Struct("<B3xIQ")
-
 Outcome: TypeAlias = tuple[Any, BaseException | None]
 """A value and None, or None and what was raised."""
 
@@ -92,6 +99,8 @@ class Options:
     due: float | datetime | None = None
     unique_key: str | None = None
     result_ttl: float | None = None
+    prepared: SubmitOptions = field(init=False, repr=False, compare=False)
+    """What the queue stores with each job of them."""
 
     def __post_init__(self) -> None:
         for name, least, most in (("priority", 0, PRIORITIES - 1), ("max_attempts", 1, 65_535)):
@@ -122,6 +131,17 @@ class Options:
                 raise ValueError(
                     f"due: expected a datetime with a time zone, found {self.due}; for local time: due.astimezone()"
                 )
+        prepared = SubmitOptions(
+            1 if self.priority is None else self.priority,
+            self.timeout,
+            self.max_attempts or 3,
+            self.backoff,
+            self.result_ttl,
+        )
+        object.__setattr__(self, "prepared", prepared)
+
+    def __reduce__(self) -> tuple[type["Options"], tuple[Any, ...]]:
+        return Options, tuple(getattr(self, name) for name in _OPTION_NAMES)
 
     def over(self, others: "Options") -> "Options":
         """Fill in from `others` what is None here; of `delay` and `due` the one that is here replaces both."""
@@ -131,16 +151,6 @@ class Options:
             if value is None and not (has_time and name in ("delay", "due")):
                 found[name] = getattr(others, name)
         return Options(**found)
-
-    def for_queue(self) -> dict[str, Any]:
-        """Make the arguments of `JobQueue.submit` of them, but for the time."""
-        return {
-            "priority": 1 if self.priority is None else self.priority,
-            "timeout": self.timeout,
-            "max_attempts": self.max_attempts or 3,
-            "backoff": self.backoff,
-            "result_ttl": self.result_ttl,
-        }
 
     def due_now(self) -> float | datetime | None:
         """Tell when a job that is handed in now may start; None: at once."""
@@ -156,7 +166,7 @@ def _check_seconds(name: str, seconds: object) -> None:
         raise ValueError(f"{name}: expected seconds > 0, found {seconds}")
 
 
-_OPTION_NAMES: Final = tuple(field.name for field in fields(Options))
+_OPTION_NAMES: Final = tuple(one.name for one in fields(Options) if one.init)
 
 
 class Registered:
@@ -303,9 +313,13 @@ def loads(data: bytes | bytearray | memoryview, *, is_writable: bool = False) ->
 
 
 def encode_call(
-    function: Callable[..., object] | None, args: Sequence[Any], kwargs: Mapping[str, object] | None
+    function: Callable[..., object] | None, args: tuple[Any, ...], kwargs: Mapping[str, object] | None
 ) -> bytes | Pieces:
     """Pickle a call: with its function for `CALL_ID`, without (None) for a task. Without `kwargs`: one with each of `args`."""
+    if not kwargs and kwargs is not None:
+        plain = encode_plain(function, args)
+        if plain is not None:
+            return plain
     args = tuple(map(_set_long_aside, args))
     return dumps((args, kwargs) if function is None else (function, args, kwargs))
 
@@ -329,12 +343,15 @@ def run(function: Registered | None, data: bytes | memoryview) -> bytes | Pieces
         The value, or what was raised: anything at all, `SystemExit` and `KeyboardInterrupt` included; `TryAgain` where the
         function is to be tried again after that.
     """
-    called: Any = function
     kind = CallFailed
+    kwargs: Mapping[str, Any] | None = {}
     try:
-        *brought, args, kwargs = loads(data)
-        if called is None:
-            (called,) = brought
+        plain = decode_plain(function, data)
+        if plain is not None:
+            called, args = plain
+        else:
+            *brought, args, kwargs = loads(data)
+            (called,) = brought or (function,)
         retry_on = called.retry_on if isinstance(called, Registered) else ()
         try:
             value = [called(*items) for items in args] if kwargs is None else called(*args, **kwargs)
@@ -342,6 +359,8 @@ def run(function: Registered | None, data: bytes | memoryview) -> bytes | Pieces
             # not for what cannot be unpickled or pickled: it never will be
             kind = TryAgain
             raise
+        if is_plain(value):
+            return pickle.dumps(value, _PROTOCOL)
         return dumps(_set_long_aside(value))
     except BaseException as error:
         return failure(error, kind)

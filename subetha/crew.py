@@ -22,6 +22,7 @@ import warnings
 from typing import Final
 
 from subetha import files, job
+from subetha._core import forks
 from subetha.futures import Client, Help
 from subetha.jobqueue import JobQueue
 from subetha.layout import reserve_of
@@ -183,20 +184,25 @@ class Crew:
             return b""
 
     def check_open(self) -> None:
+        if self._refusal or self.client.failure is not None or forks() != self.client.forks:
+            raise self._why_not_open()
+
+    def _why_not_open(self) -> BaseException:
         if self._refusal:
-            raise RuntimeError(f"cannot schedule new futures after {self._refusal}")
+            return RuntimeError(f"cannot schedule new futures after {self._refusal}")
         if self.is_of_another_process():
-            raise RuntimeError(
+            return RuntimeError(
                 f"this executor belongs to process {self._pid}, of which this one ({os.getpid()}) is a fork: make another Executor"
             )
-        self.client.check()
+        assert self.client.failure is not None
+        return self.client.failure
 
     @property
     def is_over(self) -> bool:
         return bool(self._refusal)
 
     def is_of_another_process(self) -> bool:
-        return os.getpid() != self._pid
+        return self.client.is_of_another_process()
 
     def is_own_thread(self) -> bool:
         """Whether this is one of the threads that `finish` waits for: in a callback, or a handler of logging."""

@@ -37,6 +37,9 @@ ARENA_BYTES: Final = 2**30
 UNIQUE_RESULT_TTL_S: Final = 10
 """So long (s) the result of a job with a unique key is kept, for other clients that have submitted the same one."""
 
+CHOSEN_OPTIONS: Final = 256
+"""Of so many different options of tasks it is remembered what they come to."""
+
 PENDING_IN_MAP: Final = 1024
 """So many jobs of a `map` are handed in before the first of its results is taken, unless `buffersize` says otherwise."""
 
@@ -134,6 +137,8 @@ class Executor(concurrent.futures.Executor):
             if most is not None and most < 1:
                 raise ValueError(f"{name}: expected an int greater than 0, found {most}")
         self._options = calls.Options(1, timeout, max_attempts, backoff)
+        # What was made of tasks' options, by their ids; holding these keeps the ids theirs.
+        self._chosen: dict[int, tuple[calls.Options, calls.Options]] = {}
         self._is_private = queue is None
         # None: all, since others' workers are to know whatever comes to a shared queue
         self._modules = None if queue is not None else frozenset(modules)
@@ -173,35 +178,44 @@ class Executor(concurrent.futures.Executor):
         return self._submit(fn, args, kwargs)
 
     def _submit(
-        self, fn: Callable[..., object], args: Sequence[Any], kwargs: Mapping[str, object] | None
+        self, fn: Callable[..., object], args: tuple[Any, ...], kwargs: Mapping[str, object] | None
     ) -> JobFuture[Any]:
         self._crew.check_open()
         try:
             job_ = self._encoded(fn, args, kwargs)
         except Exception as error:
             return JobFuture.finished(None, error)
-        return _named(self._client.submit(*job_), fn)
+        return self._client.submit(*job_)
 
     def _encoded(
-        self, fn: Callable[..., object], args: Sequence[Any], kwargs: Mapping[str, object] | None
-    ) -> tuple[int, bytes | Pieces, calls.Options]:
+        self, fn: Callable[..., object], args: tuple[Any, ...], kwargs: Mapping[str, object] | None
+    ) -> tuple[int, bytes | Pieces, calls.Options, calls.Registered | None]:
         """What `Client.submit` takes."""
-        closure_id = calls.CALL_ID
-        function: Callable[..., object] | None = fn
-        chosen = self._options
-        if isinstance(fn, calls.Registered):
-            chosen = fn.job_options.over(chosen)
+        if not isinstance(fn, calls.Registered):
+            return calls.CALL_ID, calls.encode_call(fn, args, kwargs), self._options, None
+        if not self._goes_by_number(fn):
+            return calls.CALL_ID, calls.encode_call(fn, args, kwargs), self._options_of(fn), fn
+        # In a queue of one's own the workers run all there is.
+        closure_id = fn.home_id if self._is_private else fn.closure_id
+        return closure_id, calls.encode_call(None, args, kwargs), self._options_of(fn), fn
+
+    def _options_of(self, fn: calls.Registered) -> calls.Options:
+        """What a task says of its jobs, and this executor where that says nothing."""
+        own = fn.job_options
+        found, chosen = self._chosen.get(id(own), (None, self._options))
+        if found is not own:
+            chosen = own.over(self._options)
             if chosen.unique_key is not None:
                 # Two tasks may use the same keys, and another client may wait for the same job.
-                chosen = dataclasses.replace(
+                return dataclasses.replace(
                     chosen,
                     unique_key=f"{fn.name}\0{chosen.unique_key}",
                     result_ttl=chosen.result_ttl or UNIQUE_RESULT_TTL_S,
                 )
-            if self._goes_by_number(fn):
-                # In a queue of one's own the workers run all there is.
-                closure_id, function = fn.home_id if self._is_private else fn.closure_id, None
-        return closure_id, calls.encode_call(function, args, kwargs), chosen
+            if len(self._chosen) >= CHOSEN_OPTIONS:
+                self._chosen.clear()
+            self._chosen[id(own)] = own, chosen
+        return chosen
 
     def _goes_by_number(self, fn: calls.Registered) -> bool:
         if self._modules is None or fn.__module__ in self._modules:
@@ -293,7 +307,7 @@ class Executor(concurrent.futures.Executor):
         return await (await self._submit_without_blocking(fn, args, kwargs))
 
     async def _submit_without_blocking(
-        self, fn: Callable[..., T], args: Sequence[object], kwargs: Mapping[str, object]
+        self, fn: Callable[..., T], args: tuple[Any, ...], kwargs: Mapping[str, object]
     ) -> JobFuture[T]:
         pauses = backoff()
         self._crew.check_open()
@@ -303,7 +317,7 @@ class Executor(concurrent.futures.Executor):
             return JobFuture.finished(None, error)
         while True:
             try:
-                return _named(self._client.submit(*job_, wait=False), fn)
+                return self._client.submit(*job_, wait=False)
             except Full:
                 await asyncio.sleep(next(pauses))
             self._crew.check_open()
@@ -356,13 +370,6 @@ class Executor(concurrent.futures.Executor):
             self._crew.finish()
         else:
             self._crew.finish_later()
-
-
-def _named(future: JobFuture[T], fn: object) -> JobFuture[T]:
-    """Let an error name the task, of which the workers know the number alone."""
-    if isinstance(fn, calls.Registered):
-        future._task_name = f"{fn.name!r} of the queue {fn.queue_name!r}"
-    return future
 
 
 def _checked_names(name: str, found: Sequence[str]) -> tuple[str, ...]:

@@ -29,8 +29,8 @@ from concurrent.futures._base import CANCELLED_AND_NOTIFIED, FINISHED, PENDING
 from datetime import datetime
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
-from subetha._core import Pass, SubmittedResult
-from subetha.calls import Options, Outcome, keep_memory_warm, outcome_of
+from subetha._core import FutureState, SubmittedResult, forks, settle_ordinary
+from subetha.calls import Options, Outcome, Registered, keep_memory_warm, outcome_of
 from subetha.errors import (
     ArenaFull,
     ArenaTooSmall,
@@ -50,9 +50,6 @@ __all__ = ["Client", "JobFuture"]
 
 T = TypeVar("T")
 
-# What is submitted, its arguments where they are in pieces, and its id where that was chosen before.
-_Job: TypeAlias = tuple[Pass, Pieces | None, int]
-
 BATCH = 256
 """So many results are taken in a row before anything else is looked at."""
 
@@ -70,21 +67,11 @@ SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.0002, 0.01
 
 _LOGGER = logging.getLogger("subetha.futures")
 
-# Held for the moment in which a future gets a condition, or its end without having one. Whatever a garbage collection or a
-# signal's handler runs in that moment may need it, too.
-_making = threading.RLock()
+# Hands a job in: called with how long to wait (s), and the id that it is to have, or 0.
+_Submit: TypeAlias = Callable[[float, int], int]
 
 
-def _after_fork() -> None:
-    global _making
-    # another thread of the parent may have held it
-    _making = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
-class JobFuture(Future[T], Generic[T]):
+class JobFuture(FutureState, Future[T], Generic[T]):
     """What a submitted job will come to: a `concurrent.futures.Future` that can also be awaited.
 
     Not made directly: `Executor.submit` and a task's `submit` give them.
@@ -95,25 +82,15 @@ class JobFuture(Future[T], Generic[T]):
         The job's number in its queue; None where it was never handed in, since its arguments could not be pickled.
     """
 
-    # What the base class keeps is made when somebody asks for it: most futures live without a lock of their own.
-    _state = PENDING
+    # What `Future` keeps is made when somebody asks for it: most futures live without a lock of their own.
+    _client: "Client"
     _told = 0  # of the waiters
-    _due = 0.0  # s since 1970; before, its job is not started
-    _unique_key: str | None = None
-    _task_name: str | None = None
-
-    def __init__(self, client: "Client | None", job_id: int | None = None) -> None:
-        # None where it is done from the beginning; then nobody asks it
-        self._client: Client = client  # type: ignore[assignment]
-        self.job_id = job_id
-        self._arrived: bytes | BaseException | None = None
 
     @classmethod
     def finished(cls, value: Any, error: BaseException | None) -> "JobFuture[Any]":
         """Make one that is done: of a job that was not handed in."""
         future: JobFuture[Any] = cls(None)
-        future.__dict__["_made_outcome"] = value, error
-        future._state = FINISHED
+        future._finish(value, error)
         return future
 
     # ---- what the base class's own methods, and `wait`, `as_completed` and asyncio, work on ----
@@ -125,14 +102,6 @@ class JobFuture(Future[T], Generic[T]):
         if self._state == PENDING:
             self._client.serve(self)
         return condition
-
-    def _own_condition(self) -> threading.Condition:
-        found: threading.Condition | None = self.__dict__.get("_made_condition")
-        if found is None:
-            made = threading.Condition()
-            with _making:
-                found = self.__dict__.setdefault("_made_condition", made)
-        return found
 
     @property
     def _waiters(self) -> list[Any]:  # type: ignore[override]
@@ -152,36 +121,25 @@ class JobFuture(Future[T], Generic[T]):
     def _exception(self) -> BaseException | None:  # type: ignore[override]
         return self._outcome()[1] if self._state == FINISHED else None
 
-    def _outcome(self) -> Outcome:
-        """Unpickled at the first look, by whoever looks."""
-        arrived = self._arrived
-        found: Outcome | None = self.__dict__.get("_made_outcome")
-        if found is None:
-            assert arrived is not None
-            value, error = outcome_of(arrived)
-            if isinstance(error, UnknownClosureId) and self._task_name is not None:
-                error = UnknownClosureId(
-                    f"task {self._task_name}: {error}; start workers that import its module and serve its queue"
-                )
-            # the first of several threads decides, so that all see one object
-            found = self.__dict__.setdefault("_made_outcome", (value, error))
-            self._arrived = None
-        return found
+    def _read(self, arrived: bytes | BaseException) -> Outcome:
+        value, error = outcome_of(arrived)
+        if isinstance(error, UnknownClosureId) and self._task is not None:
+            error = UnknownClosureId(
+                f"task {self._task.name!r} of the queue {self._task.queue_name!r}: {error}; start workers that import its "
+                "module and serve its queue"
+            )
+        return value, error
 
-    def _settle(self, state: str, arrived: bytes | BaseException | None = None) -> None:
+    def _settle(self, state: str, arrived: bytes | BaseException | None = None) -> bool:
         """Set the state, unless it is set, and tell whoever waits; callbacks are left to `_call_callbacks`.
+
+        False where nobody has asked for anything that would need a condition: then there are no callbacks, either.
 
         May be called again, after a Ctrl-C in it: what was left undone is done then.
         """
-        # Whoever is to be told makes the condition before it looks at the state: either it finds the one set here, or this
-        # finds the condition, and then both change and look while they hold that.
-        with _making:
-            condition: threading.Condition | None = self.__dict__.get("_made_condition")
-            if condition is None:
-                if self._state == PENDING:
-                    self._arrived = arrived
-                    self._state = state
-                return
+        if self._settle_alone(state, arrived):
+            return False
+        condition = self._own_condition()
         with condition:
             if self._state == PENDING:
                 self._arrived = arrived
@@ -197,6 +155,7 @@ class JobFuture(Future[T], Generic[T]):
                 else:
                     waiter.add_result(self)
             condition.notify_all()
+        return True
 
     def _has_callbacks(self) -> bool:
         return bool(self.__dict__.get("_made_callbacks"))
@@ -275,7 +234,9 @@ class JobFuture(Future[T], Generic[T]):
             where the job ended otherwise.
         """
         try:
-            value, raised = self._finished(timeout)
+            if self._state == PENDING:
+                self._client.wait_for(self, timeout)
+            value, raised = self._outcome() if self._state == FINISHED else self._finished(timeout)
             if raised is not None:
                 raise raised
             return value  # type: ignore[no-any-return]
@@ -315,6 +276,11 @@ class JobFuture(Future[T], Generic[T]):
 
     def set_exception(self, exception: BaseException | None) -> None:
         raise InvalidStateError("the exception of a job's future is set by its queue alone")
+
+
+def _left(deadline: float | None) -> float:
+    """Seconds to wait before the next look at everything."""
+    return LOOK_S if deadline is None else min(LOOK_S, deadline - time.monotonic())
 
 
 class Help(NamedTuple):
@@ -365,28 +331,40 @@ class Client:
         self._is_needed = threading.Event()
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._failure: BaseException | None = None
+        self.failure: BaseException | None = None
+        """What all that is submitted fails with, since no result can come any more."""
         self._closed = False
         self._pid = os.getpid()
+        self.forks = forks()
+        """In which process it was made: another one is a fork of that."""
         keep_memory_warm()
 
     def __len__(self) -> int:
         """How many futures are pending."""
         return len(self._pending)
 
-    def check(self) -> None:
-        """Raise what `fail` was called with."""
-        if self._failure is not None:
-            raise self._failure
+    def is_of_another_process(self) -> bool:
+        """Whether this is a fork of the process that made the client."""
+        return forks() != self.forks
 
     def _check_process(self) -> None:
-        if os.getpid() != self._pid:
+        if self.is_of_another_process():
             raise RuntimeError(
                 f"this future belongs to process {self._pid}, which forked this one ({os.getpid()}); its result goes there"
             )
 
-    def submit(self, closure_id: int, data: bytes | Pieces, options: Options, *, wait: bool = True) -> JobFuture[Any]:
+    def submit(
+        self,
+        closure_id: int,
+        data: bytes | Pieces,
+        options: Options,
+        task: Registered | None = None,
+        *,
+        wait: bool = True,
+    ) -> JobFuture[Any]:
         """Hand a job in and give its future; waits while there is no room, collecting results meanwhile.
+
+        An error of it names the task, of which the workers know the number alone.
 
         Raises
         ------
@@ -397,16 +375,21 @@ class Client:
         ArenaFull
             No block is left, and none is held by jobs of this client, so it would be of no use to wait for these.
         """
-        job = (Pass(closure_id, data), None, 0) if isinstance(data, bytes) else (Pass(closure_id), data, 0)
         due = options.due_now()
-        if options.unique_key is not None:
-            return self._submit_unique(job, options, due, options.unique_key, wait)
-        return self._entered(self._submitted(job, options, due, wait), due)
+        submit = functools.partial(self.queue._submit, closure_id, data, options.prepared, due)
+        if options.unique_key is None:
+            job_id = self._submitted(submit, 0, wait)
+            future = self._pending[job_id] = JobFuture(self, job_id)
+            self._see_to(future, due)
+        else:
+            future = self._submit_unique(submit, due, options.unique_key, wait)
+        future._task = task
+        return future
 
-    def _submitted(self, job: _Job, options: Options, due: float | datetime | None, wait: bool) -> int:
-        """Hand it in, waiting for room; its id."""
+    def _submitted(self, submit: _Submit, job_id: int, wait: bool) -> int:
+        """Hand a job in, waiting for room; its id."""
         try:
-            return self._try_submit(job, options, due, 0)
+            return submit(0, job_id)
         except ArenaTooSmall:
             raise
         except (ArenaFull, Full) as error:
@@ -416,20 +399,20 @@ class Client:
             if not wait:
                 self.collect_what_is_there()
                 raise Full(str(error)) from error
-            return self._submit_when_room(job, options, due)
+            return self._submit_when_room(submit, job_id)
 
-    def _submit_unique(
-        self, job: _Job, options: Options, due: float | datetime | None, key: str, wait: bool
-    ) -> JobFuture[Any]:
-        def submit(job_id: int) -> None:
-            self._submitted((*job[:2], job_id), options, due, wait)
+    def _submit_unique(self, submit: _Submit, due: float | datetime | None, key: str, wait: bool) -> JobFuture[Any]:
+        def submit_as(job_id: int) -> None:
+            self._submitted(submit, job_id, wait)
 
         # Two threads must not be at one key: the second is to find the future of the first.
         with self._uniques:
-            job_id, is_new = submit_unique(self.queue, key, submit)
+            job_id, is_new = submit_unique(self.queue, key, submit_as)
             if is_new:
-                future = self._entered(job_id, due)
+                future: JobFuture[Any] = JobFuture(self, job_id)
                 future._unique_key = key
+                self._pending[job_id] = future
+                self._see_to(future, due)
                 return future
             found = self._pending.get(job_id)
             if found is not None:
@@ -439,32 +422,25 @@ class Client:
             self._pending[job_id] = self._others[job_id] = future
             return future
 
-    def _entered(self, job_id: int, due: float | datetime | None) -> JobFuture[Any]:
-        """Make the future of a job that was handed in."""
-        future: JobFuture[Any] = JobFuture(self, job_id)
+    def _see_to(self, future: JobFuture[Any], due: float | datetime | None) -> None:
+        """Do what is left to do for a future just entered: its job was handed in, and may have ended."""
         if due is not None:
             future._due = due.timestamp() if isinstance(due, datetime) else due
-        self._pending[job_id] = future
-        if job_id in self._early:
-            self._settle_early(job_id)
-        if self._failure is not None:
-            self.fail(self._failure)
-        return future
+        if self._early and future.job_id in self._early:
+            self._settle_early(future.job_id)
+        if self.failure is not None:
+            self.fail(self.failure)
 
-    def _try_submit(self, job: _Job, options: Options, due: float | datetime | None, wait: float) -> int:
-        pass_, pieces, job_id = job
-        return self.queue.submit(pass_, due=due, wait=wait, _args=pieces, _job_id=job_id, **options.for_queue())
-
-    def _submit_when_room(self, job: _Job, options: Options, due: float | datetime | None) -> int:
+    def _submit_when_room(self, submit: _Submit, job_id: int) -> int:
         help_ = self._help if self._help is not None and self._help.thread == threading.get_ident() else None
         while True:
             # In a job: what takes the room may be jobs that wait for this very worker.
             if help_ is not None:
                 help_.serve_one()
             # It may be this client's own results that take the room.
-            wait = 0.0 if self._lead(lambda: self._collect(ROOM_S)) else ROOM_S
+            wait = 0.0 if self._lead(self._collect, ROOM_S) else ROOM_S
             try:
-                return self._try_submit(job, options, due, wait)
+                return submit(wait, job_id)
             except ArenaFull:
                 if not self._pending:
                     raise
@@ -472,7 +448,8 @@ class Client:
                 time.sleep(wait)
             except Full:
                 pass
-            self.check()
+            if self.failure is not None:
+                raise self.failure
 
     def cancel(self, future: JobFuture[Any], running: bool = False) -> None:
         """Cancel the future's job where it waits, or also where it runs."""
@@ -545,18 +522,21 @@ class Client:
             self._help_until(future, self._help.serve_one, deadline)
             return
 
-        def left() -> float:
-            return LOOK_S if deadline is None else min(LOOK_S, deadline - time.monotonic())
-
-        def collect() -> None:
-            self._collect(max(0.0, left()))
-            while future._state == PENDING and (longest := left()) > 0:
-                self._collect(longest)
-
         while future._state == PENDING:
-            if not self._lead(collect) and (longest := left()) > 0:
+            if not self._lead(self._collect_until, future, deadline) and (longest := _left(deadline)) > 0:
                 self._follow(future, longest)
-            if left() <= 0:
+            if deadline is not None and _left(deadline) <= 0:
+                return
+
+    def _collect_until(self, future: JobFuture[Any], deadline: float | None) -> None:
+        """Collect, once at least, until `future` is settled or the time is over."""
+        longest = max(0.0, _left(deadline))
+        while True:
+            self._collect(longest)
+            if future._state != PENDING:
+                return
+            longest = _left(deadline)
+            if longest <= 0:
                 return
 
     def _help_until(self, future: JobFuture[Any], serve_one: Callable[[], bool], deadline: float | None) -> None:
@@ -567,14 +547,14 @@ class Client:
                 pause = SHORTEST_PAUSE_S
                 continue
             left = pause if deadline is None else min(pause, deadline - time.monotonic())
-            if not self._lead(functools.partial(self._collect, max(0.0, left))) and left > 0:
+            if not self._lead(self._collect, max(0.0, left)) and left > 0:
                 self._follow(future, left)
             if left <= 0:
                 return
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
-    def _lead(self, collect: Callable[[], object]) -> bool:
-        """Call `collect` as the leader; False where another thread leads.
+    def _lead(self, collect: Callable[..., object], *given: Any) -> bool:
+        """Call `collect` with what is given as the leader; False where another thread leads.
 
         A Ctrl-C may come at any moment in it, and finds this thread the leader no more.
         """
@@ -586,7 +566,7 @@ class Client:
             leads = self._leads.acquire(blocking=False)
             if leads:
                 self._leader = me
-                collect()
+                collect(*given)
         finally:
             # No call before the release: an interrupt comes in where one begins or has returned.
             if self._leader == me and not is_nested:
@@ -597,7 +577,8 @@ class Client:
                 # another thread leads
                 leads = False
             else:
-                self._wake_next()
+                if self._followers or self._served:
+                    self._wake_next()
         return leads
 
     def _follow(self, future: JobFuture[Any], timeout: float) -> None:
@@ -626,7 +607,7 @@ class Client:
 
     def collect_what_is_there(self) -> None:
         """Take the results that are there; does not wait for any, nor for another thread that collects."""
-        self._lead(lambda: self._collect(0))
+        self._lead(self._collect, 0)
 
     def _collect(self, timeout: float) -> None:
         """Wait for a result up to `timeout` seconds, and settle the futures of all that are there. Only for the leader."""
@@ -646,12 +627,16 @@ class Client:
                 self.fail(error)
                 return
             taken.reverse()
-        while taken:
+        while True:
+            settle_ordinary(taken, self._pending)
+            if not taken:
+                return
             result = taken[-1]
             future = self._pending.get(result.token)
             if future is not None:
-                state = CANCELLED_AND_NOTIFIED if isinstance(result.result, JobCancelled) else FINISHED
-                self._settle(result.token, future, state, result.result)
+                arrived = result.result
+                state = CANCELLED_AND_NOTIFIED if isinstance(arrived, JobCancelled) else FINISHED
+                self._settle(result.token, future, state, arrived)
             else:
                 self._early[result.token] = result.result
                 self._settle_early(result.token)
@@ -660,16 +645,17 @@ class Client:
                 taken.pop()
 
     def _settle(self, job_id: int, future: JobFuture[Any], state: str, arrived: bytes | BaseException | None) -> None:
-        future._settle(state, arrived)
-        if future._has_callbacks():
-            self._owed.append(future)
-            self._is_needed.set()
-        self._served.discard(future)
-        if future._unique_key is not None and self._failure is None:
+        if future._settle(state, arrived):
+            if future._has_callbacks():
+                self._owed.append(future)
+                self._is_needed.set()
+            self._served.discard(future)
+        if future._unique_key is not None and self.failure is None:
             # also where it was only told that it failed: whoever submits it next looks for the job itself
             with contextlib.suppress(SubethaError, OSError, ValueError):
                 forget_unique(self.queue, future._unique_key, job_id)
-        self._others.pop(job_id, None)
+        if self._others:
+            self._others.pop(job_id, None)
         self._pending.pop(job_id, None)
 
     def _settle_others(self) -> None:
@@ -742,14 +728,14 @@ class Client:
 
     def fail(self, error: BaseException) -> None:
         """Let everything that is pending, and all that is submitted later, fail with `error`: no result can come any more."""
-        self._failure = error
+        self.failure = error
         for job_id, future in list(self._pending.items()):
             self._settle(job_id, future, FINISHED, error)
 
     def close(self) -> None:
         """Close the handle; what is pending fails, as does what is being submitted."""
         self.queue.close()
-        self.fail(self._failure or RuntimeError("the executor was shut down before this job was done"))
+        self.fail(self.failure or RuntimeError("the executor was shut down before this job was done"))
         self._closed = True
         self._is_needed.set()
         thread = self._thread

@@ -17,13 +17,13 @@ import threading
 import zlib
 from collections import Counter
 from collections.abc import Iterable
-from typing import Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from subetha import files
-from subetha._core import HeartbeatTable, JobClaim, QueueHandle
+from subetha._core import HeartbeatTable, JobClaim, OrdinaryJobs, QueueHandle, WorkState
 from subetha.errors import LayoutMismatch, UnsupportedTransportFamily
 from subetha.layout import (
     CAUSES,
@@ -499,6 +499,12 @@ class SubmitSide:
         self.ring = queue.ring
         self.make_policy = queue.make_policy
         self.apply_migration = queue.apply_migration
+
+    def ordinary_jobs(
+        self, state: WorkState, registry: Any, table: HeartbeatTable | None, slot: int, most: int
+    ) -> OrdinaryJobs:
+        """Make what runs jobs of at most `most` bytes for a worker's loop, with nothing of Python in between."""
+        return OrdinaryJobs(self._queue, state, registry, table, slot, most)
 
     def try_push(self, payload: bytes) -> int:
         """Submit the frame at priority 1; returns the job id, whose lower half is the token. Raises Full."""

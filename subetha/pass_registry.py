@@ -103,10 +103,11 @@ class PassRegistry:
     unregister or execute.
     """
 
-    __slots__ = ("_changing", "_handlers", "_named", "_names", "_served", "changes", "limits")
+    __slots__ = ("_changing", "_named", "_names", "_served", "changes", "handlers", "limits")
 
     def __init__(self) -> None:
-        self._handlers: dict[int, Handler] = {}
+        self.handlers: dict[int, Handler] = {}
+        """By closure id; to be read only."""
         self._named: dict[str, _Named] = {}
         self._names: dict[int, str] = {}
         # None: every handler in its own queue
@@ -163,8 +164,8 @@ class PassRegistry:
         if not callable(handler):
             raise TypeError(f"the handler for closure id {closure_id} must be callable, not {handler!r}")
         with self._changing:
-            replaced = self._handlers.get(closure_id)
-            self._handlers[closure_id] = handler
+            replaced = self.handlers.get(closure_id)
+            self.handlers[closure_id] = handler
             self.changes += replaced is None
         return replaced
 
@@ -226,7 +227,7 @@ class PassRegistry:
 
     def _check_is_free(self, closure_id: int, name: str) -> None:
         other = self._names.get(closure_id)
-        if other == name or (other is None and closure_id not in self._handlers):
+        if other == name or (other is None and closure_id not in self.handlers):
             return
         has = "under which a handler is registered already" if other is None else f"and so has {other!r}"
         raise ValueError(
@@ -237,7 +238,7 @@ class PassRegistry:
         home = closure_id_of(name, named.queue_name)
         for closure_id in self._ids_of(name, named):
             self._names[closure_id] = name
-            self._handlers[closure_id] = named.handler
+            self.handlers[closure_id] = named.handler
             if named.max_concurrency is not None:
                 self.limits[closure_id] = Limit(home, named.max_concurrency)
             else:
@@ -247,7 +248,7 @@ class PassRegistry:
     def _drop_ids(self, name: str, but: Set[int] = frozenset()) -> None:
         for closure_id in [one for one, other in self._names.items() if other == name and one not in but]:
             del self._names[closure_id]
-            self._handlers.pop(closure_id, None)
+            self.handlers.pop(closure_id, None)
             self.limits.pop(closure_id, None)
 
     def unregister(self, closure_id: int) -> Handler | None:
@@ -257,7 +258,7 @@ class PassRegistry:
         """
         closure_id = _checked_id(closure_id)
         with self._changing:
-            removed = self._handlers.pop(closure_id, None)
+            removed = self.handlers.pop(closure_id, None)
             if closure_id in self._names:
                 name = self._names[closure_id]
                 self._drop_ids(name)
@@ -267,21 +268,21 @@ class PassRegistry:
 
     def is_registered(self, closure_id: int) -> bool:
         """Whether a handler is registered under `closure_id`."""
-        return _checked_id(closure_id) in self._handlers
+        return _checked_id(closure_id) in self.handlers
 
     def closure_ids(self) -> frozenset[int]:
         """Return the closure ids that are run in this process: those with a handler, in the queues that it serves."""
         with self._changing:
             if self._served is None:
-                return frozenset(self._handlers)
+                return frozenset(self.handlers)
             found = {closure_id_of(name, queue_name) for name in self._named for queue_name in self._served}
             if DEFAULT_QUEUE in self._served:
-                found.update(self._handlers.keys() - self._names.keys())
+                found.update(self.handlers.keys() - self._names.keys())
             return frozenset(found)
 
     def registered_count(self) -> int:
         """Return the number of closure ids with a handler."""
-        return len(self._handlers)
+        return len(self.handlers)
 
     def execute(self, pass_: Pass) -> PassResult:
         """Run the handler of `pass_` in this thread.
@@ -298,11 +299,11 @@ class PassRegistry:
             becomes an `ExecutionError` with the text ``ClassName: message`` and the exception as its ``__cause__``,
             and so does a result of another type. `UnknownClosureId` where no handler is registered.
         """
-        return self._run(pass_.closure_id, self._handlers.get(pass_.closure_id), pass_.args)
+        return self._run(pass_.closure_id, self.handlers.get(pass_.closure_id), pass_.args)
 
     def execute_in_place(self, closure_id: int, args: memoryview) -> PassResult:
         """As `execute`, without a copy of the arguments where the handler `takes_buffers`."""
-        handler = self._handlers.get(closure_id)
+        handler = self.handlers.get(closure_id)
         try:
             given = args if getattr(handler, "takes_buffers", False) else bytes(args)
         except MemoryError as error:
@@ -314,6 +315,14 @@ class PassRegistry:
             return UnknownClosureId(f"closure id {closure_id}: no handler is registered in this process")
         try:
             result = handler(args)
+        except BaseException as error:
+            return self.failed(error)
+        return self.checked(closure_id, result)
+
+    @staticmethod
+    def checked(closure_id: int, result: object) -> PassResult:
+        """Make a pass's result of what its handler has returned."""
+        try:
             if type(result) is bytes or type(result) is Pieces:
                 return result
             if isinstance(result, PassError):
@@ -325,6 +334,11 @@ class PassRegistry:
             raise TypeError(f"handler {closure_id} returned {type(result).__name__}, not bytes")
         except BaseException as error:
             return _execution_error(error)
+
+    @staticmethod
+    def failed(error: BaseException) -> ExecutionError:
+        """Make a pass's result of what its handler has raised."""
+        return _execution_error(error)
 
 
 def _checked_id(closure_id: int) -> int:

@@ -11,11 +11,11 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, tzinfo
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 from zoneinfo import ZoneInfo
 
 from subetha import files
-from subetha._core import Pass
+from subetha._core import SubmitOptions
 from subetha.errors import Empty, Full
 from subetha.jobqueue import JobQueue
 from subetha.layout import STATE_SHIFT, CellState, Role
@@ -89,7 +89,7 @@ class Periodic(NamedTuple):
 
     schedule: Schedule
     data: bytes
-    options: dict[str, Any]
+    options: SubmitOptions
 
 
 periodic_tasks: Final[dict[int, Periodic]] = {}
@@ -170,9 +170,7 @@ class Keeper:
             key,
             is_over,
             due_ns,
-            lambda job_id: self._queue.submit(
-                Pass(closure_id, periodic.data), due=due, wait=0, _job_id=job_id, **periodic.options
-            ),
+            lambda job_id: self._queue._submit(closure_id, periodic.data, periodic.options, due, 0, job_id),
         )
         return due
 

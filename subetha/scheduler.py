@@ -15,7 +15,17 @@ from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Protocol, Self, runtime_checkable
 
-from subetha._core import HeartbeatTable, JobClaim, MappedPayload, Pass, SharedDeque, SharedRing, SubmittedResult
+from subetha._core import (
+    HeartbeatTable,
+    JobClaim,
+    MappedPayload,
+    OrdinaryJobs,
+    Pass,
+    SharedDeque,
+    SharedRing,
+    SubmittedResult,
+    WorkState,
+)
 from subetha.dispatcher import MmfDispatcher, MmfFamily, MmfWorkloadShape
 from subetha.errors import (
     ArenaFull,
@@ -131,7 +141,17 @@ class Router(Protocol):
         """Give it back."""
 
 
-class WorkerLoop:
+@runtime_checkable
+class HasOrdinaryJobs(Protocol):
+    """A source whose ordinary messages the core runs by itself; a queue's submit side."""
+
+    def ordinary_jobs(
+        self, state: WorkState, registry: PassRegistry, table: HeartbeatTable | None, slot: int, most: int, /
+    ) -> OrdinaryJobs:
+        """Make what runs those of at most so many bytes."""
+
+
+class WorkerLoop(WorkState):
     """Claims passes, runs them and replies, until it is told to stop.
 
     An exception of a handler becomes the result of its pass, whatever its class; it never ends the loop.
@@ -195,22 +215,15 @@ class WorkerLoop:
         "_clock",
         "_limit",
         "_limits_again",
+        "_ordinary",
         "_place",
         "_registry",
         "_router",
         "_sleep",
         "_slot",
-        "_stopping",
         "_table",
         "_told",
         "_unknown",
-        "claim",
-        "completed",
-        "failed",
-        "lost",
-        "malformed",
-        "released",
-        "retried",
     )
 
     def __init__(
@@ -252,16 +265,11 @@ class WorkerLoop:
         self._slot = -1 if slot is None else slot
         self._clock = clock
         self._sleep = sleep
-        self._stopping = False
         self._bit = IN_FLIGHT_BIT
         self._between = between
-        self.claim: Claim | None = None
-        self.completed = 0
-        self.failed = 0
-        self.malformed = 0
-        self.released = 0
-        self.retried = 0
-        self.lost = 0
+        self._ordinary: OrdinaryJobs | None = None
+        if isinstance(source, HasOrdinaryJobs) and (table is None or isinstance(table, HeartbeatTable)):
+            self._ordinary = source.ordinary_jobs(self, self._registry, table, self._slot, MAPPED_BYTES)
 
     @property
     def stopping(self) -> bool:
@@ -291,7 +299,7 @@ class WorkerLoop:
         failures = 0
         while not self._stopping:
             try:
-                claim = self._claim_next(STOP_CHECK_S)
+                claim = self._work()
             except Empty:
                 failures = 0
                 continue
@@ -308,6 +316,8 @@ class WorkerLoop:
                     return
                 raise
             failures = 0
+            if claim is None:
+                continue
             serve(claim)
             # Held over the wait for the next one, it would keep the last message's memory.
             del claim
@@ -334,6 +344,16 @@ class WorkerLoop:
         finally:
             self._bit -= 1
         return True
+
+    def _work(self) -> Claim | None:
+        """Run jobs as long as they are ordinary ones; the first that is not, or None: there may be something else to do."""
+        if self._ordinary is None:
+            return self._claim_next(STOP_CHECK_S)
+        if self._router is not None:
+            self._route(self._router)
+            if self._registry.limits:
+                return self._claim_next(STOP_CHECK_S)
+        return self._ordinary.run(STOP_CHECK_S, self._between)
 
     def _claim_next(self, timeout: float) -> Claim:
         router = self._router
@@ -402,51 +422,67 @@ class WorkerLoop:
                 self._limits_again = 0.0
 
     def _run(self, claim: Claim) -> None:
-        table = self._table
-        slot = self._slot
-        bit = self._bit
         beneath, self.claim = self.claim, claim
         try:
-            claim.started()
             try:
-                token, result = self._execute(claim)
-            except TransportError as error:
-                self._answer_malformed(claim, error)
+                claim.started()
+                try:
+                    token, result = self._execute(claim)
+                except TransportError as error:
+                    self._answer_malformed(claim, error)
+                    return
+            except BaseException as error:
+                self._give_up(claim, error)
                 return
-            if isinstance(result, TryAgain) and isinstance(claim, JobClaim) and claim.retry():
-                self.retried += 1
-                if table is not None:
-                    table.clear_in_flight(slot, bit)
-                return
-            frame = self._frame_of(token, result, claim)
-            try:
-                _reply(claim, frame)
-                answer: bytes | Pieces | None = frame
-            except Exception as error:
-                answer = self._deliver_after(error, claim, token, frame)
-            if table is not None:
-                table.clear_in_flight(slot, bit)
-                if answer is not None:
-                    table.add_completed(slot)
-        except TransportError as error:
-            if not _lost_after(error, claim):
-                raise
-            self.lost += 1
-            if table is not None:
-                table.clear_in_flight(slot, bit)
-            return
-        except BaseException as error:
-            _lost_after(error, claim)
-            raise
+            self._end(claim, token, result)
         finally:
             self.claim = beneath
+
+    def _end(self, claim: Claim, token: int, result: PassResult | None, error: Exception | None = None) -> None:
+        """Answer with the result, or go on after `error`, which the first try has raised; without a result the start has."""
+        try:
+            if error is not None and result is None:
+                raise error
+            self._answer(claim, token, result, error)
+        except BaseException as raised:
+            self._give_up(claim, raised)
+
+    def _answer(self, claim: Claim, token: int, result: PassResult | None, error: Exception | None) -> None:
+        assert result is not None
+        if isinstance(result, TryAgain) and isinstance(claim, JobClaim) and claim.retry():
+            self.retried += 1
+            self._clear_in_flight()
+            return
+        frame = self._frame_of(token, result, claim)
+        answer: bytes | Pieces | None = frame
+        try:
+            if error is not None:
+                raise error
+            _reply(claim, frame)
+        except Exception as refusal:
+            answer = self._deliver_after(refusal, claim, token, frame)
+        self._clear_in_flight()
         if answer is None:
             self.released += 1
             return
+        if self._table is not None:
+            self._table.add_completed(self._slot)
         self.completed += 1
         # what is in pieces is a value
         if isinstance(answer, bytes) and answer[_STATUS_AT] & STATUS_ERROR:
             self.failed += 1
+
+    def _give_up(self, claim: Claim, error: BaseException) -> None:
+        """Count the claim as lost where it was taken away meanwhile; else release it, and raise `error`."""
+        is_lost = _lost_after(error, claim)
+        if not is_lost or not isinstance(error, TransportError):
+            raise error
+        self.lost += 1
+        self._clear_in_flight()
+
+    def _clear_in_flight(self) -> None:
+        if self._table is not None:
+            self._table.clear_in_flight(self._slot, self._bit)
 
     def _execute(self, claim: Claim) -> tuple[int, PassResult]:
         """Run what a claim holds; its token (a queue's jobs need none), and the result. `TransportError` where it is malformed."""

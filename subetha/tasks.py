@@ -390,7 +390,7 @@ def task(
         periodic_tasks.pop(made.home_id, None)
         if schedule is not None:
             data = joined(calls.encode_call(None, (), {}))
-            periodic_tasks[made.home_id] = Periodic(schedule, data, job_options.for_queue())
+            periodic_tasks[made.home_id] = Periodic(schedule, data, job_options.prepared)
         return made
 
     return decorate if function is None else decorate(function)

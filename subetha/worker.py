@@ -177,7 +177,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         queue = JobQueue.open(options.queue, role=Role.WORKER, unknown_after=options.unknown_after)
         recycling = _Recycling(options.max_jobs, options.max_bytes)
         loop = recycling.loop = WorkerLoop(
-            queue.submit_side, table=queue.heartbeat, slot=queue.slot, routes=True, between=recycling
+            queue.submit_side,
+            table=queue.heartbeat,
+            slot=queue.slot,
+            routes=True,
+            between=None if options.max_jobs is None and options.max_bytes is None else recycling,
         )
         if options.supervisor_pid is not None:
             end_with_parent(options.supervisor_pid)

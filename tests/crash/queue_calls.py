@@ -11,7 +11,7 @@ import numpy as np
 from census import QueueCensus, nothing_left, states_of
 from queue_files import QueueFiles
 
-from subetha._core import decode_submit, encode_result
+from subetha._core import SubmitOptions, decode_submit, encode_result
 from subetha.errors import Empty, Full, TransportError, UnknownClosureId, UnknownJob
 from subetha.jobqueue import JobQueue
 from subetha.layout import LOOKING, UNKNOWN_BIT, VERSION_SHIFT, BlockState, CellState, SlotState, cell_word
@@ -377,7 +377,7 @@ class SubmitPieces(Submit):
     length = LONG
 
     def call(self):
-        return self.queue.submit(Pass(1), wait=0, _args=self.pieces)
+        return self.queue._submit(1, self.pieces, SubmitOptions(), None, 0)
 
     def setup(self):
         super().setup()

@@ -239,7 +239,7 @@ def test_of_two_threads_that_replace_a_handler_at_once_each_is_given_a_different
                 second_has_looked.set()
             return found
 
-    registry._handlers = PausingDict()
+    registry.handlers = PausingDict()
     given_back = []
 
     def replace(handler):
@@ -284,7 +284,7 @@ def test_one_that_is_replaced_under_its_name_is_not_missing_for_a_moment():
 
     old = registry.register_named("moves", bytes, queue_name="first")
     kept = registry.register_named("stays", bytes, max_concurrency=1)
-    registry._handlers = Watched(registry._handlers)
+    registry.handlers = Watched(registry.handlers)
     registry.limits = Watched(registry.limits)
     registry.register_named("stays", bytes.upper, max_concurrency=2)
     assert missing == []

@@ -690,10 +690,10 @@ class TestInterrupts:
         assert held.result(WAIT_S) == "gone on"
 
     def test_what_a_garbage_collection_cancels_it_cancels_at_any_moment(self, two):
-        """Such as the end of a `map` that nobody has read to its end; here in the moment in which a future is settled."""
+        """Such as the end of a `map` that nobody has read to its end; here in a thread that has the future's condition."""
 
         def collect():
-            with futures._making:
+            with future._own_condition():
                 future.cancel()
             done.set()
 

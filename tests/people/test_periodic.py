@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from subetha import Executor, JobQueue, Pass, task
+from subetha._core import SubmitOptions
 from subetha.errors import Full
 from subetha.pass_registry import PassRegistry, closure_id_of
 from subetha.periodic import Keeper, Periodic, Schedule, periodic_tasks
@@ -52,7 +53,9 @@ def every_minute(monkeypatch):
 
 
 def set_schedule(monkeypatch, expression, options=None):
-    monkeypatch.setitem(periodic_tasks, ID, Periodic(Schedule.of(expression, UTC), b"data", options or {}))
+    monkeypatch.setitem(
+        periodic_tasks, ID, Periodic(Schedule.of(expression, UTC), b"data", SubmitOptions(**(options or {})))
+    )
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from subetha import once
-from subetha._core import decode_submit, encode_result
+from subetha._core import SubmitOptions, decode_submit, encode_result
 from subetha.errors import ArenaFull, MapFull
 from subetha.once import forget_unique, holds
 from subetha.pass_registry import Pass
@@ -17,8 +17,12 @@ from .participants import WAIT_S, eventually, participant
 __all__ = ["participant"]  # a fixture
 
 
-def submit_unique(queue, key, pass_, **options):
-    return once.submit_unique(queue, key, lambda job_id: queue.submit(pass_, _job_id=job_id, **options))
+def submit_as(queue, job_id, pass_, due=None):
+    queue._submit(pass_.closure_id, pass_.args, SubmitOptions(), due, None, job_id)
+
+
+def submit_unique(queue, key, pass_, due=None):
+    return once.submit_unique(queue, key, lambda job_id: submit_as(queue, job_id, pass_, due))
 
 
 def args_of(claim):
@@ -97,10 +101,11 @@ def test_what_was_promised_by_one_that_died_before_it_submitted_is_taken_over(ma
 def test_what_was_submitted_by_one_that_died_before_it_said_so_is_found(make, participant):
     queue, dying = make(), participant()
     dying.do(
+        "from subetha._core import SubmitOptions",
         "from subetha.routing import Promise, unique_key",
         "held.append(queue._new_job_id())",
         "queue.registrations().map[unique_key('key')] = Promise(False, held[0], 0, *queue.identity).to_bytes()",
-        "queue.submit(Pass(1, b'theirs'), _job_id=held[0])",
+        "queue._submit(1, b'theirs', SubmitOptions(), job_id=held[0])",
     )
     job_id = dying.get("held[0]")
     dying.kill()
@@ -113,14 +118,14 @@ def test_one_that_is_stopped_before_it_submits_is_not_waited_for_long_and_takes_
     queue, slow = make(), make.open()
     monkeypatch.setattr(once, "PATIENCE_S", 0.05)
     is_promised, may_go_on = threading.Event(), threading.Event()
-    original = slow.submit
+    original = slow._submit
 
     def submit(*args, **how):
         is_promised.set()
         assert may_go_on.wait(WAIT_S)
         return original(*args, **how)
 
-    monkeypatch.setattr(slow, "submit", submit, raising=False)
+    monkeypatch.setattr(slow, "_submit", submit, raising=False)
     found = []
     thread = threading.Thread(target=lambda: found.append(submit_unique(slow, "key", Pass(1, b"slow"))))
     thread.start()
@@ -178,11 +183,11 @@ def test_one_that_another_meets_before_its_submitter_has_said_that_it_is_there_s
     met = []
 
     def submit(*args, **options):
-        job_id = type(queue).submit(queue, *args, **options)
+        job_id = type(queue)._submit(queue, *args, **options)
         met.append(submit_unique(other, "key", Pass(1)))
         return job_id
 
-    monkeypatch.setattr(queue, "submit", submit)
+    monkeypatch.setattr(queue, "_submit", submit)
     job_id, is_new = submit_unique(queue, "key", Pass(1))
     assert is_new
     assert met == [(job_id, False)]
@@ -194,10 +199,10 @@ def test_one_that_is_there_when_its_submitter_is_interrupted_has_the_key(make, m
     queue = make()
 
     def submit(*args, **options):
-        type(queue).submit(queue, *args, **options)
+        type(queue)._submit(queue, *args, **options)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(queue, "submit", submit)
+    monkeypatch.setattr(queue, "_submit", submit)
     with pytest.raises(KeyboardInterrupt):
         submit_unique(queue, "key", Pass(1))
     monkeypatch.undo()

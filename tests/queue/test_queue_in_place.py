@@ -8,7 +8,7 @@ import warnings
 import numpy as np
 import pytest
 
-from subetha._core import decode_submit, encode_result
+from subetha._core import SubmitOptions, decode_submit, encode_result
 from subetha.errors import ArenaFull, ArenaTooSmall, TransportError
 from subetha.jobqueue import JobQueue
 from subetha.pass_registry import Pass, PassRegistry, Pieces, joined, takes_buffers
@@ -42,7 +42,7 @@ def test_what_is_handed_in_or_answered_in_pieces_comes_out_whole(tmp_path, durab
     with queue:
         for pieces in (PIECES, [b"short", b"ones"], [], [b"x" * 60_000, b"y" * 10_000]):
             whole = b"".join(bytes(memoryview(piece)) for piece in pieces)
-            queue.submit(Pass(7), _args=pieces)
+            queue._submit(7, pieces, SubmitOptions())
             claim = queue.claim(WAIT_S)
             assert decode_submit(claim.payload)[1].closure_id == 7
             assert args_of(claim) == whole
@@ -54,9 +54,9 @@ def test_what_is_handed_in_or_answered_in_pieces_comes_out_whole(tmp_path, durab
 def test_pieces_that_are_no_buffers_are_refused_and_nothing_changes(make):
     queue = make()
     with pytest.raises(TypeError):
-        queue.submit(Pass(7), _args=[b"x", 5])
+        queue._submit(7, [b"x", 5], SubmitOptions())
     with pytest.raises((BufferError, ValueError)):
-        queue.submit(Pass(7), _args=[memoryview(b"abcd")[::2]])
+        queue._submit(7, [memoryview(b"abcd")[::2]], SubmitOptions())
     queue.submit(Pass(7))
     claim = queue.claim(WAIT_S)
     with pytest.raises(TypeError):
@@ -68,7 +68,7 @@ def test_pieces_that_are_no_buffers_are_refused_and_nothing_changes(make):
 def test_pieces_that_no_block_holds_are_refused(make):
     queue = make(arena_bytes=2**20)
     with pytest.raises(ArenaTooSmall):
-        queue.submit(Pass(7), _args=[bytes(2**20), bytes(2**20)])
+        queue._submit(7, [bytes(2**20), bytes(2**20)], SubmitOptions())
     queue.submit(Pass(7))
     claim = queue.claim(WAIT_S)
     with pytest.raises(ArenaTooSmall):

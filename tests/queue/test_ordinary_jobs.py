@@ -1,0 +1,132 @@
+"""The part of a worker's loop that the core runs by itself: with handlers that are not Python it is no Python at all."""
+
+import signal
+import threading
+import zlib
+
+import pytest
+
+from subetha import JobQueue, Pass, WorkerLoop
+from subetha.errors import Empty, ExecutionError, HeartbeatError
+from subetha.pass_registry import PassRegistry
+
+WAIT_S = 60
+SLOW_IN_C = 7
+JOBS = 4000
+
+
+@pytest.fixture
+def registry():
+    found = PassRegistry()
+    # some tens of microseconds, without the GIL's being given away
+    found.register(SLOW_IN_C, zlib.compress)
+    return found
+
+
+@pytest.fixture
+def filled(tmp_path, registry):
+    with JobQueue.create(tmp_path / "queue", 8192, quota=2 * JOBS, arena_bytes=2**27) as queue:
+        for n in range(JOBS):
+            queue.submit(Pass(SLOW_IN_C, bytes(range(140)) + n.to_bytes(4, "little")))
+        yield queue
+
+
+def loop_over(queue, registry, **options):
+    return WorkerLoop(queue.submit_side, registry=registry, table=queue.heartbeat, slot=queue.slot, **options)
+
+
+def test_ordinary_jobs_are_run_answered_and_counted_without_python_in_between(filled, registry, monkeypatch):
+    def not_here(*_args):
+        raise AssertionError
+
+    monkeypatch.setattr(WorkerLoop, "_serve", not_here)
+    loop = loop_over(filled, registry, routes=True)
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    for _ in range(JOBS):
+        result = filled.recv(WAIT_S).result
+        assert zlib.decompress(result)[:140] == bytes(range(140))
+    loop.stop()
+    thread.join(WAIT_S)
+    assert (loop.completed, loop.failed, loop.claim) == (JOBS, 0, None)
+    assert filled.heartbeat.completed(filled.slot) == JOBS
+    assert filled.heartbeat.snapshot(filled.slot).in_flight_bitmap == 0
+
+
+def test_a_signal_is_heard_while_no_handler_is_python(filled, registry):
+    loop = loop_over(filled, registry)
+    before = signal.signal(signal.SIGVTALRM, lambda *_: loop.stop())
+    try:
+        # of processor time, which goes by only as jobs are run
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.001)
+        loop.run()
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+    assert 0 < loop.completed < JOBS
+
+
+def test_other_threads_get_their_turns_while_no_handler_is_python(filled, registry):
+    loop = loop_over(filled, registry)
+
+    def stop_in_the_middle():
+        while not loop.completed:
+            pass
+        loop.stop()
+
+    thread = threading.Thread(target=stop_in_the_middle)
+    thread.start()
+    loop.run()
+    thread.join(WAIT_S)
+    assert 0 < loop.completed < JOBS
+
+
+def test_what_a_handler_raises_or_returns_that_is_no_bytes_is_told(tmp_path, registry):
+    registry.register(1, lambda _args: 5)
+    registry.register(2, lambda _args: 1 / 0)
+    registry.register(3, lambda _args: bytearray(b"copied"))
+    registry.register(4, lambda args: args)
+    with JobQueue.create(tmp_path / "queue", 64) as queue:
+        loop = loop_over(queue, registry)
+        expected = {queue.submit(Pass(n, b"args")): n for n in (1, 2, 3, 4, 5)}
+        results = {}
+        thread = threading.Thread(target=loop.run)
+        thread.start()
+        for _ in expected:
+            found = queue.recv(WAIT_S)
+            results[expected[found.token]] = found.result
+        loop.stop()
+        thread.join(WAIT_S)
+        assert str(results[1]) == "TypeError: handler 1 returned int, not bytes"
+        assert str(results[2]) == "ZeroDivisionError: division by zero"
+        assert isinstance(results[2], ExecutionError)
+        assert (results[3], results[4]) == (b"copied", b"args")
+        assert "no handler is registered" in str(results[5])
+        assert (loop.completed, loop.failed) == (5, 3)
+        assert queue.stats().states == {"FREE": 64}
+
+
+def test_a_handler_sees_its_claim(tmp_path, registry):
+    seen = []
+    registry.register(1, lambda _args: seen.append(loop.claim.job_id) or b"")
+    with JobQueue.create(tmp_path / "queue", 64) as queue:
+        loop = loop_over(queue, registry)
+        job_id = queue.submit(Pass(1))
+        queue.submit(Pass(1))
+        loop._between = loop.stop
+        loop.run()
+        assert seen == [job_id]
+        assert loop.claim is None
+        assert queue.stats().waiting == 1
+
+
+def test_a_slot_that_nobody_has_is_refused(tmp_path, registry):
+    with JobQueue.create(tmp_path / "queue", 64) as queue, pytest.raises(HeartbeatError, match="not registered"):
+        WorkerLoop(queue.submit_side, registry=registry, table=queue.heartbeat, slot=queue.slot + 1)
+
+
+def test_without_a_job_it_says_so_in_time(tmp_path, registry):
+    with JobQueue.create(tmp_path / "queue", 64) as queue:
+        loop = loop_over(queue, registry)
+        with pytest.raises(Empty):
+            loop._ordinary.run(0.01, None)
