@@ -176,6 +176,18 @@ cdef inline void copy_frame(char *data, uint8_t *header, const uint8_t *frame, u
         memcpy(data, frame + RESULT_HEADER, length - RESULT_HEADER)
 
 
+cdef class WorkState:
+    """What a worker's loop tells of itself: base of `WorkerLoop`."""
+
+    cdef public object claim
+    cdef public bint _stopping
+    cdef public int64_t completed, failed, malformed, released, retried, lost
+
+    def _end(self, claim, token, result, error=None):
+        """Answer a job that was run, where that is not a matter of course: `error` is what the first try has raised."""
+        raise NotImplementedError
+
+
 @cython.no_gc_clear
 cdef class QueueHandle(Mapped):
     """What JobQueue is made of: every file of a queue directory, mapped. Not made directly."""
@@ -1476,10 +1488,11 @@ cdef class QueueHandle(Mapped):
         ValueError
             The handle is closed, or was closed while this waited.
         """
-        return self.next_claim(timeout)
+        return self.next_claim(timeout, None)
 
     @cython.final
-    cdef JobClaim next_claim(self, object timeout):
+    cdef JobClaim next_claim(self, object timeout, WorkState state):
+        """As `claim`; Empty also where `state` is to stop."""
         cdef Ref ref
         cdef Code code
         cdef int64_t deadline = deadline_of(timeout)
@@ -1518,6 +1531,8 @@ cdef class QueueHandle(Mapped):
                     code = self.wait_for_more(&self.queue.lines.items, queue_has_jobs, &self.queue, deadline, &stage)
                 if code == SIGNAL:
                     PyErr_CheckSignals()
+                    if state is not None and state._stopping:
+                        raise_code(EMPTY, self.file_path, "the loop is to stop")
                 elif code == TIMEOUT:
                     raise_code(EMPTY, self.file_path, f"no job came in {timeout} s")
                 elif code == CLOSED:

@@ -5,18 +5,6 @@ cdef enum:
     TURN = 64       # after so many jobs other threads get the GIL, if handlers are not Python themselves
 
 
-cdef class WorkState:
-    """What a worker's loop tells of itself: base of `WorkerLoop`."""
-
-    cdef public object claim
-    cdef public bint _stopping
-    cdef public int64_t completed, failed, malformed, released, retried, lost
-
-    def _end(self, claim, token, result, error=None):
-        """Answer a job that was run, where that is not a matter of course: `error` is what the first try has raised."""
-        raise NotImplementedError
-
-
 @cython.final
 cdef class OrdinaryJobs:
     """Runs the jobs of a queue for a `WorkerLoop` as long as nothing is special about them.
@@ -71,7 +59,7 @@ cdef class OrdinaryJobs:
         Raises
         ------
         Empty
-            At the timeout.
+            At the timeout, or where `state` is to stop while this waits.
         """
         cdef JobClaim claim
         cdef uint64_t n = 0
@@ -86,7 +74,7 @@ cdef class OrdinaryJobs:
                 with nogil:
                     pass
             PyErr_CheckSignals()
-            claim = self.queue.next_claim(timeout)
+            claim = self.queue.next_claim(timeout, self.state)
             self.state.claim = claim
             try:
                 if not self.run_one(claim):
@@ -98,6 +86,15 @@ cdef class OrdinaryJobs:
             if between is not None:
                 between()
         return None
+
+    def wake(self):
+        """Let a `run` that waits for a job look whether it is to stop. From any thread, and from a signal's handler."""
+        self.queue.count_in()
+        try:
+            if not private_get(&self.queue.is_closed):
+                wake_some(&self.queue.queue.lines.items, 0x7FFFFFFF)
+        finally:
+            self.queue.leave()
 
     cdef bint run_one(self, JobClaim claim) except -1:
         """False, and nothing done, where it is no ordinary one."""

@@ -78,6 +78,9 @@ __all__ = ["BackgroundScheduler", "ResultCollector", "Submitter", "WorkerLoop"]
 # A worker in a blocked claim, or a submitter waiting for room, looks this often (s) whether it is to stop.
 STOP_CHECK_S = 0.1
 
+# So often (s) a worker that a stop wakes looks whether anything else is new: handlers, or jobs that it has answered for others.
+IDLE_S = 1.9
+
 # So long (s) a worker waits for room in the arena before its result becomes an error.
 ARENA_PATIENCE_S = 10.0
 
@@ -279,10 +282,12 @@ class WorkerLoop(WorkState):
     def stop(self) -> None:
         """Let `run` return once the job in hand is done; it claims no other. Idempotent, returns at once.
 
-        Safe from any thread and from a signal handler: it is one store and takes no lock. A loop that waits for a
-        message notices within 0.1 s.
+        Safe from any thread and from a signal handler: it takes no lock. A loop that waits for a message notices at once
+        where the core waits for it, else within 0.1 s.
         """
         self._stopping = True
+        if self._ordinary is not None:
+            self._ordinary.wake()
 
     def run(self) -> None:
         """Serve until `stop`, in the calling thread. A stopped loop does not start again.
@@ -353,7 +358,7 @@ class WorkerLoop(WorkState):
             self._route(self._router)
             if self._registry.limits:
                 return self._claim_next(STOP_CHECK_S)
-        return self._ordinary.run(STOP_CHECK_S, self._between)
+        return self._ordinary.run(IDLE_S, self._between)
 
     def _claim_next(self, timeout: float) -> Claim:
         router = self._router

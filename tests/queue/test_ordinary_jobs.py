@@ -6,7 +6,7 @@ import zlib
 
 import pytest
 
-from subetha import JobQueue, Pass, WorkerLoop
+from subetha import JobQueue, Pass, WorkerLoop, scheduler
 from subetha.errors import Empty, ExecutionError, HeartbeatError
 from subetha.pass_registry import PassRegistry
 
@@ -123,6 +123,21 @@ def test_a_handler_sees_its_claim(tmp_path, registry):
 def test_a_slot_that_nobody_has_is_refused(tmp_path, registry):
     with JobQueue.create(tmp_path / "queue", 64) as queue, pytest.raises(HeartbeatError, match="not registered"):
         WorkerLoop(queue.submit_side, registry=registry, table=queue.heartbeat, slot=queue.slot + 1)
+
+
+def test_a_stop_ends_the_wait_for_a_job(tmp_path, registry, monkeypatch):
+    monkeypatch.setattr(scheduler, "IDLE_S", 3600)
+    with JobQueue.create(tmp_path / "queue", 64) as queue:
+        loop = loop_over(queue, registry)
+        thread = threading.Thread(target=loop.run)
+        thread.start()
+        queue.submit(Pass(SLOW_IN_C, b""))
+        queue.recv(WAIT_S)
+        loop.stop()
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+        queue.close()
+        loop.stop()
 
 
 def test_without_a_job_it_says_so_in_time(tmp_path, registry):
