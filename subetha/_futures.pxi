@@ -66,6 +66,8 @@ cdef class FutureState:
             except (Exception, SystemExit):
                 # once more, for the error that says what it was
                 return self._read(arrived)
+        if type(arrived) is WholeBytes:
+            return (<WholeBytes> arrived).value, None
         return self._read(arrived)
 
     def _read(self, arrived):
@@ -107,7 +109,7 @@ def settle_ordinary(list taken not None, dict pending not None):
     while taken:
         result = taken[len(taken) - 1]
         job_id = result.token
-        if not isinstance(result.result, (bytes, bytearray)):
+        if not isinstance(result.result, (bytes, bytearray, WholeBytes)):
             return
         future = pending.get(job_id)
         if future is None or future._unique_key is not None or not future.settle_alone(FUTURE_FINISHED, result.result):

@@ -14,6 +14,8 @@ cdef enum:
     ANSWERING_MS = 10       # for so long at most jobs that nobody knows are answered before a claim goes on
     ANSWERING_SHARE = 10    # so many times as long as that took none is, unless nothing else is there to be done
     PROOFS = 3              # so many looks in a row that find nothing of a job are proof that there is none
+    MAPPINGS = 4            # are kept for later jobs
+    LONGEST_MAPPING = 134217728     # bytes
     IDLE_QUOTA_MS = 2000    # at its quota, with every job finished and nobody collecting: then Full is said
 
 cdef str QUOTA_TEXT = (
@@ -108,6 +110,13 @@ cdef class SubmitOptions:
         put_options(&self.options, priority, timeout, max_attempts, backoff, result_ttl)
 
 
+cdef struct PrivateMap:
+    # of a part of the arena, read-only and this process's own
+    void *at
+    uint64_t offset
+    uint64_t length
+
+
 @cython.final
 cdef class _Pieces:
     """Buffers that make up the data of one frame together."""
@@ -166,14 +175,16 @@ cdef class _IdArray:
         free(self.array)
 
 
-cdef inline void copy_frame(char *data, uint8_t *header, const uint8_t *frame, uint64_t length, bint owned) noexcept:
-    """A result frame's header and data; nothing where it is damaged (NULL)."""
+cdef inline void copy_frame(
+    char *data, uint8_t *head, const uint8_t *frame, uint64_t length, uint64_t head_length, bint owned
+) noexcept:
+    """A result frame's head and data; nothing where it is damaged (NULL)."""
     if frame != NULL and not owned:
-        copy_unowned(header, frame, RESULT_HEADER)
-        copy_unowned(data, frame + RESULT_HEADER, length - RESULT_HEADER)
+        copy_unowned(head, frame, head_length)
+        copy_unowned(data, frame + head_length, length - head_length)
     elif frame != NULL:
-        memcpy(header, frame, RESULT_HEADER)
-        memcpy(data, frame + RESULT_HEADER, length - RESULT_HEADER)
+        memcpy(head, frame, head_length)
+        memcpy(data, frame + head_length, length - head_length)
 
 
 cdef class WorkState:
@@ -221,6 +232,8 @@ cdef class QueueHandle(Mapped):
     cdef int64_t answers_ns     # none of those that nobody knows is answered before it (monotonic), unless nothing else is to do
     cdef int64_t answered_unknown   # jobs that this handle has answered since nobody knew them
     cdef int64_t dropped        # results that were dropped because one had come before
+    cdef PrivateMap mappings[MAPPINGS]     # of blocks that jobs were read in
+    cdef int next_mapping
 
     def __cinit__(self):
         self.parts = []
@@ -583,7 +596,52 @@ cdef class QueueHandle(Mapped):
         return 0
 
     cdef int unmap_parts(self) except -1:
+        self.drop_mappings()
         self.parts.clear()
+        return 0
+
+    # ---- mappings of long jobs: made anew each time they would cost as much as a copy ----
+
+    @cython.final
+    cdef int take_mapping(self, uint64_t offset, uint64_t length, PrivateMap *mapping) except -1:
+        """A mapping of this part of the arena at least: one that was put back, or a new one."""
+        cdef int n
+        with cython.critical_section(self):
+            for n in range(MAPPINGS):
+                if self.mappings[n].at != NULL and self.mappings[n].offset == offset and self.mappings[n].length >= length:
+                    mapping[0] = self.mappings[n]
+                    self.mappings[n].at = NULL
+                    return 0
+        mapping.offset = offset
+        mapping.length = length
+        mapping.at = map_private(self.queue.arena.fd, offset, length)
+        if mapping.at == NULL:
+            raise MemoryError(f"{self.file_path}: no room to map {length} bytes")
+        return 0
+
+    @cython.final
+    cdef int put_mapping(self, PrivateMap *mapping) except -1:
+        """Keep it for a later job in the same block; the one that has been kept for longest goes."""
+        cdef PrivateMap oldest = mapping[0]
+        with cython.critical_section(self):
+            if mapping.length <= LONGEST_MAPPING and not private_get(&self.is_closed):
+                oldest = self.mappings[self.next_mapping]
+                self.mappings[self.next_mapping] = mapping[0]
+                self.next_mapping = (self.next_mapping + 1) % MAPPINGS
+        if oldest.at != NULL:
+            munmap(oldest.at, oldest.length)
+        return 0
+
+    @cython.final
+    cdef int drop_mappings(self) except -1:
+        cdef PrivateMap dropped
+        cdef int n
+        for n in range(MAPPINGS):
+            with cython.critical_section(self):
+                dropped = self.mappings[n]
+                self.mappings[n].at = NULL
+            if dropped.at != NULL:
+                munmap(dropped.at, dropped.length)
         return 0
 
     cdef int wake_all(self) except -1:
@@ -1221,7 +1279,7 @@ cdef class QueueHandle(Mapped):
             data = NULL
             length = RESULT_HEADER
         copy = PyBytes_FromStringAndSize(NULL, length - RESULT_HEADER)
-        copy_frame(PyBytes_AS_STRING(copy), header, data, length, False)
+        copy_frame(PyBytes_AS_STRING(copy), header, data, length, RESULT_HEADER, False)
         # F1: pairs with C3 and C4; what was copied was read before this
         fence_seq_cst()
         if load_acquire_u64(cell_word(&self.queue.cells, index)) != word:
@@ -1236,7 +1294,7 @@ cdef class QueueHandle(Mapped):
             return errors.WorkerDied(f"job {job_id} is a dead letter: its worker died in the last of {attempts} attempts")
         if data == NULL and word_state(word) == QUARANTINED:
             return errors.ExecutionError(f"the job's bytes were damaged; cell {index} is quarantined")
-        copy = self.whole_data(<uint32_t> job_id, index, header, copy, length, data != NULL, crc)
+        copy = self.whole_data(<uint32_t> job_id, index, header, RESULT_HEADER, copy, length, data != NULL, crc)
         return result_from(header, copy)
 
     def forget(self, job_id):
@@ -1614,11 +1672,12 @@ cdef class QueueHandle(Mapped):
 
     @cython.final
     cdef inline object whole_data(
-        self, uint32_t token, uint64_t index, uint8_t *header, object copy, uint64_t length, bint found, uint32_t crc
+        self, uint32_t token, uint64_t index, uint8_t *header, uint64_t head_length, object copy, uint64_t length, bint found,
+        uint32_t crc
     ):
         """The data of a result that was copied; where they are damaged those of an error that says so, with its header."""
         if found and result_is_well_formed(header, length) and (
-            crc == 0 or crc == layout.result_crc32(PyBytes_FromStringAndSize(<const char *> header, RESULT_HEADER), copy)
+            crc == 0 or crc == layout.result_crc32(PyBytes_FromStringAndSize(<const char *> header, head_length), copy)
         ):
             return copy
         text = error_text(errors.ExecutionError(f"the result in cell {index} was damaged by another process"), None)
@@ -1627,7 +1686,10 @@ cdef class QueueHandle(Mapped):
 
     @cython.final
     cdef object collect(self, bint as_frame, bint writable=False):
-        """The oldest result, or None: as SubmittedResult, or as a result frame. `writable`: a long one's data as a bytearray."""
+        """The oldest result, or None: as SubmittedResult, or as a result frame.
+
+        `writable`: a long one's data as a bytearray; or as WholeBytes, where they are bytes themselves.
+        """
         cdef Ref ref
         cdef Code code
         cdef JobCell *cell
@@ -1635,7 +1697,8 @@ cdef class QueueHandle(Mapped):
         cdef const uint8_t *data
         cdef object copy
         cdef char *at
-        cdef uint8_t header[7]
+        cdef uint8_t header[8]
+        cdef uint64_t head_length
         cdef bint was_run_again, is_first, is_kept
         cdef uint32_t crc
         cdef int repairs = 0
@@ -1662,15 +1725,18 @@ cdef class QueueHandle(Mapped):
                 data = NULL
                 length = RESULT_HEADER
             # memory first: a cell that is COLLECTED must not wait for it
-            if writable and length >= LONG_FRAME:
-                copy = PyByteArray_FromStringAndSize(NULL, length - RESULT_HEADER)
+            head_length = RESULT_HEADER
+            if writable and length >= LONG_FRAME and data[RESULT_HEADER] == RESULT_WHOLE:
+                head_length += 1
+            if writable and length >= LONG_FRAME and head_length == RESULT_HEADER:
+                copy = PyByteArray_FromStringAndSize(NULL, length - head_length)
                 at = PyByteArray_AS_STRING(copy)
             else:
-                copy = PyBytes_FromStringAndSize(NULL, length - RESULT_HEADER)
+                copy = PyBytes_FromStringAndSize(NULL, length - head_length)
                 at = PyBytes_AS_STRING(copy)
             if is_letter(ref.word):
                 # the letter stays where it is; who has told its submitter is decided after the copy
-                copy_frame(at, header, data, length, False)
+                copy_frame(at, header, data, length, head_length, False)
                 if not letter_told(&self.queue, ref.cell, ref.word):
                     continue
                 is_first = self.ended(<uint32_t> job_id)
@@ -1681,7 +1747,7 @@ cdef class QueueHandle(Mapped):
                 # C9: pairs with C8; one collector wins
                 if not cas_seq_cst_u64(cell_word(&self.queue.cells, ref.cell), ref.word, collected):
                     continue
-                copy_frame(at, header, data, length, True)
+                copy_frame(at, header, data, length, head_length, True)
                 # before the cell is free, so that a submitter woken by that finds its quota
                 is_first = self.ended(<uint32_t> job_id)
                 if not is_kept:
@@ -1695,10 +1761,15 @@ cdef class QueueHandle(Mapped):
                 private_add(&self.dropped, 1)
                 continue
             private_add(&self.run_again, was_run_again)
-            copy = self.whole_data(<uint32_t> job_id, ref.cell, header, copy, length, data != NULL, crc)
+            if head_length > RESULT_HEADER and header[RESULT_HEADER] != RESULT_WHOLE:
+                # changed meanwhile, by nobody who may
+                data = NULL
+            found = self.whole_data(<uint32_t> job_id, ref.cell, header, head_length, copy, length, data != NULL, crc)
             if as_frame:
-                return PyBytes_FromStringAndSize(<const char *> header, RESULT_HEADER) + copy
-            return new_result(job_id, result_from(header, copy))
+                return PyBytes_FromStringAndSize(<const char *> header, RESULT_HEADER) + found
+            if head_length > RESULT_HEADER and found is copy:
+                return new_result(job_id, new_whole(copy))
+            return new_result(job_id, result_from(header, found))
 
     @cython.final
     cdef int keep(self, uint64_t index, uint64_t mine, bint is_first) except -1:
@@ -1811,7 +1882,7 @@ cdef class QueueHandle(Mapped):
     def _recv_into(self, list taken not None, n, timeout):
         """Append the results that are there to `taken`, up to `n`, waiting for the first: what is collected is in the list.
 
-        A long one as a bytearray, of which arrays can be made that may be written to.
+        A long one as a bytearray, of which arrays can be made that may be written to; or as WholeBytes.
 
         Whatever a signal's handler raises comes before anything was collected, or after all.
         """
@@ -1913,13 +1984,36 @@ cdef class QueueHandle(Mapped):
 
 
 @cython.final
+cdef class WholeBytes:
+    """A result that is bytes, and nothing else. Not made directly.
+
+    Attributes
+    ----------
+    value : bytes
+    """
+
+    cdef readonly bytes value
+
+    def __init__(self):
+        raise TypeError("it comes from a queue")
+
+
+cdef inline WholeBytes new_whole(bytes value):
+    cdef WholeBytes made = WholeBytes.__new__(WholeBytes)
+    made.value = value
+    return made
+
+
+@cython.final
 cdef class MappedPayload:
     """A job's bytes in a mapping of their own, read-only; a buffer. Not made directly: `JobClaim.map_payload`."""
 
-    cdef void *data
+    cdef QueueHandle holder
+    cdef PrivateMap mapping
     cdef uint64_t length
     cdef int64_t exports
     cdef bint is_kept
+    cdef bint is_changed        # some of its pages may be copies of their own
 
     def __init__(self):
         raise TypeError("a mapped payload comes from a claim")
@@ -1928,7 +2022,7 @@ cdef class MappedPayload:
         return self.length
 
     def __getbuffer__(self, Py_buffer *buffer, int flags):
-        PyBuffer_FillInfo(buffer, self, self.data, self.length, 1, flags)
+        PyBuffer_FillInfo(buffer, self, self.mapping.at, self.length, 1, flags)
         private_add(&self.exports, 1)
 
     def __releasebuffer__(self, Py_buffer *buffer):
@@ -1954,14 +2048,20 @@ cdef class MappedPayload:
         if private_get(&self.exports) == 0:
             return False
         if not self.is_kept:
-            if keep_private(self.data, self.length) != 0:
+            self.is_changed = True
+            if keep_private(self.mapping.at, self.mapping.length) != 0:
                 raise MemoryError(f"no room to keep {self.length} bytes of a job that are still in use")
             self.is_kept = True
         return True
 
     def __dealloc__(self):
-        if self.data != NULL:
-            munmap(self.data, self.length)
+        if self.mapping.at == NULL:
+            return
+        if self.is_changed:
+            munmap(self.mapping.at, self.mapping.length)
+        else:
+            # nobody can see it any more, and it shows what the file has
+            self.holder.put_mapping(&self.mapping)
 
 
 @cython.final
@@ -2128,18 +2228,19 @@ cdef class JobClaim(Claim):
         cdef QueueHandle handle = <QueueHandle> self.holder
         cdef Arena *arena = &handle.queue.arena
         cdef MappedPayload made
-        cdef void *at
         self.check()
-        if not arena.base <= self.data < arena.base + arena_end(arena):
-            return None
-        at = map_private(arena.fd, self.data - arena.base, self.length)
-        if at == NULL:
-            raise MemoryError(f"{handle.file_path}: no room to map {self.length} bytes")
-        made = MappedPayload.__new__(MappedPayload)
-        made.data = at
-        made.length = self.length
-        self.mapped = made
-        return made
+        handle.enter()
+        try:
+            if not arena.base <= self.data < arena.base + arena_end(arena):
+                return None
+            made = MappedPayload.__new__(MappedPayload)
+            made.holder = handle
+            made.length = self.length
+            handle.take_mapping(self.data - arena.base, self.length, &made.mapping)
+            self.mapped = made
+            return made
+        finally:
+            handle.leave()
 
     def reply_in_pieces(self, pieces):
         """As `reply`, with a value whose bytes lie in several buffers, one behind the other."""

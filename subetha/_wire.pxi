@@ -8,6 +8,7 @@ cdef enum:
     STATUS_ERROR = 1
     STATUS_PICKLED = 2      # beside STATUS_ERROR: behind the text and a NUL the exception follows, pickled
     STATUS_IN_BLOCK = 0x80
+    RESULT_WHOLE = 4        # what the data of a result begin with that are followed by bytes as they are (calls.py)
 
 cdef dict error_classes = {}
 

@@ -96,6 +96,10 @@ cdef class OrdinaryJobs:
         finally:
             self.queue.leave()
 
+    def rest(self):
+        """Let go what is kept for the next job."""
+        self.queue.drop_mappings()
+
     cdef bint run_one(self, JobClaim claim) except -1:
         """False, and nothing done, where it is no ordinary one."""
         cdef object closure_id, handler, result

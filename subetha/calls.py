@@ -10,6 +10,10 @@ for that as for all the rest), or a task's, with nothing but a few numbers and t
     NAMED u8 | length of the name u16 | module NUL function | pickle of args
     PLAIN u8 | pickle of args
 
+And a result that is long bytes is these, which are then copied once only::
+
+    WHOLE u8 | bytes
+
 Where large buffers belong to it (long bytes, numpy arrays, whatever pickles out of band), they lie behind the pickle::
 
     WITH_BUFFERS u8 | zeros u8 * 3 | how many u32 | pickle's length u64 | each buffer's length u64 | pickle | buffers
@@ -55,7 +59,7 @@ OUT_OF_BAND_BYTES: Final = 4096
 """A shorter buffer is copied into the pickle."""
 
 # NAMED and PLAIN are 2 and 3.
-_WITH_BUFFERS = 1
+_WITH_BUFFERS, _WHOLE = 1, 4
 _PROTOCOL = 5
 _HEAD = struct.Struct("<B3xIQ")
 Outcome: TypeAlias = tuple[Any, BaseException | None]
@@ -292,6 +296,8 @@ def loads(data: bytes | bytearray | memoryview, *, is_writable: bool = False) ->
     Exception
         Whatever a class of the value raises, or an import.
     """
+    if data and data[0] == _WHOLE:
+        return bytes(memoryview(data)[1:])
     if not data or data[0] != _WITH_BUFFERS:
         return pickle.loads(data)
     _, count, length = _HEAD.unpack_from(data)
@@ -361,7 +367,9 @@ def run(function: Registered | None, data: bytes | memoryview) -> bytes | Pieces
             raise
         if is_plain(value):
             return pickle.dumps(value, _PROTOCOL)
-        return dumps(_set_long_aside(value))
+        if type(value) is bytes and len(value) >= OUT_OF_BAND_BYTES:
+            return Pieces((bytes((_WHOLE,)), value))
+        return dumps(value)
     except BaseException as error:
         return failure(error, kind)
 

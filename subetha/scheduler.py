@@ -289,6 +289,11 @@ class WorkerLoop(WorkState):
         if self._ordinary is not None:
             self._ordinary.wake()
 
+    def rest(self) -> None:
+        """Let go the memory that is kept for the next message, where there is any."""
+        if self._ordinary is not None:
+            self._ordinary.rest()
+
     def run(self) -> None:
         """Serve until `stop`, in the calling thread. A stopped loop does not start again.
 
@@ -307,6 +312,7 @@ class WorkerLoop(WorkState):
                 claim = self._work()
             except Empty:
                 failures = 0
+                self.rest()
                 continue
             except TransportError:
                 failures += 1

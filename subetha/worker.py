@@ -77,6 +77,7 @@ class _Recycling:
             self._end()
         if self._max_bytes is not None and time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + self.LOOK_S
+            self.loop.rest()
             if self._process.memory_info().rss > self._max_bytes:
                 self._end()
 

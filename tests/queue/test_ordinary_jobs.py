@@ -1,6 +1,7 @@
 """The part of a worker's loop that the core runs by itself: with handlers that are not Python it is no Python at all."""
 
 import signal
+import sys
 import threading
 import zlib
 
@@ -11,50 +12,64 @@ from subetha.errors import Empty, ExecutionError, HeartbeatError
 from subetha.pass_registry import PassRegistry
 
 WAIT_S = 60
-SLOW_IN_C = 7
+SLOW_IN_C, QUICK_IN_C = 7, 8
 JOBS = 4000
 
 
 @pytest.fixture
 def registry():
     found = PassRegistry()
-    # some tens of microseconds, without the GIL's being given away
     found.register(SLOW_IN_C, zlib.compress)
+    # it never gives the GIL away
+    found.register(QUICK_IN_C, bytes.upper)
     return found
 
 
 @pytest.fixture
-def filled(tmp_path, registry):
+def queue(tmp_path, registry):
     with JobQueue.create(tmp_path / "queue", 8192, quota=2 * JOBS, arena_bytes=2**27) as queue:
-        for n in range(JOBS):
-            queue.submit(Pass(SLOW_IN_C, bytes(range(140)) + n.to_bytes(4, "little")))
         yield queue
+
+
+@pytest.fixture
+def switch_often():
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+def fill(queue, closure_id=SLOW_IN_C):
+    for n in range(JOBS):
+        queue.submit(Pass(closure_id, bytes(range(140)) + n.to_bytes(4, "little")))
 
 
 def loop_over(queue, registry, **options):
     return WorkerLoop(queue.submit_side, registry=registry, table=queue.heartbeat, slot=queue.slot, **options)
 
 
-def test_ordinary_jobs_are_run_answered_and_counted_without_python_in_between(filled, registry, monkeypatch):
+def test_ordinary_jobs_are_run_answered_and_counted_without_python_in_between(queue, registry, monkeypatch):
     def not_here(*_args):
         raise AssertionError
 
     monkeypatch.setattr(WorkerLoop, "_serve", not_here)
-    loop = loop_over(filled, registry, routes=True)
+    fill(queue)
+    loop = loop_over(queue, registry, routes=True)
     thread = threading.Thread(target=loop.run)
     thread.start()
     for _ in range(JOBS):
-        result = filled.recv(WAIT_S).result
+        result = queue.recv(WAIT_S).result
         assert zlib.decompress(result)[:140] == bytes(range(140))
     loop.stop()
     thread.join(WAIT_S)
     assert (loop.completed, loop.failed, loop.claim) == (JOBS, 0, None)
-    assert filled.heartbeat.completed(filled.slot) == JOBS
-    assert filled.heartbeat.snapshot(filled.slot).in_flight_bitmap == 0
+    assert queue.heartbeat.completed(queue.slot) == JOBS
+    assert queue.heartbeat.snapshot(queue.slot).in_flight_bitmap == 0
 
 
-def test_a_signal_is_heard_while_no_handler_is_python(filled, registry):
-    loop = loop_over(filled, registry)
+def test_a_signal_is_heard_while_no_handler_is_python(queue, registry):
+    fill(queue)
+    loop = loop_over(queue, registry)
     before = signal.signal(signal.SIGVTALRM, lambda *_: loop.stop())
     try:
         # of processor time, which goes by only as jobs are run
@@ -66,19 +81,30 @@ def test_a_signal_is_heard_while_no_handler_is_python(filled, registry):
     assert 0 < loop.completed < JOBS
 
 
-def test_other_threads_get_their_turns_while_no_handler_is_python(filled, registry):
-    loop = loop_over(filled, registry)
+def test_other_threads_get_their_turns_while_no_handler_is_python(queue, registry, switch_often):
+    loop = loop_over(queue, registry)
+    is_seen, is_over = threading.Event(), threading.Event()
 
-    def stop_in_the_middle():
-        while not loop.completed:
-            pass
-        loop.stop()
+    def look():
+        while not is_over.is_set():
+            if loop.completed % JOBS:
+                # neither before nor behind a run
+                is_seen.set()
 
-    thread = threading.Thread(target=stop_in_the_middle)
+    thread = threading.Thread(target=look)
     thread.start()
-    loop.run()
-    thread.join(WAIT_S)
-    assert 0 < loop.completed < JOBS
+    try:
+        for _ in range(1000):
+            fill(queue, QUICK_IN_C)
+            with pytest.raises(Empty):
+                loop._ordinary.run(0, None)
+            assert len(queue.recv_many(JOBS)) == JOBS
+            if is_seen.is_set():
+                break
+    finally:
+        is_over.set()
+        thread.join(WAIT_S)
+    assert is_seen.is_set()
 
 
 def test_what_a_handler_raises_or_returns_that_is_no_bytes_is_told(tmp_path, registry):

@@ -195,6 +195,22 @@ class TestWorkerLoop:
             assert self.run(queue, worker, data) == b""
         assert [bytes(data) for data in kept] == sent
 
+    def test_the_next_job_in_a_block_is_read_in_the_same_mapping(self, loop):
+        queue, worker, registry = loop
+        registry.register(7, takes_buffers(lambda args: bytes(args)))
+
+        def mappings():
+            with open("/proc/self/maps") as file:
+                return sum(f"{queue.path}/arena" in line and "r--p" in line for line in file)
+
+        for n in range(20):
+            data = os.urandom(LONG - n)
+            assert self.run(queue, worker, data) == data
+            assert 1 <= mappings() <= 4
+        worker.rest()
+        assert mappings() == 0
+        assert self.run(queue, worker, bytes(LONG)) == bytes(LONG)
+
     def test_what_a_job_forks_reads_the_same_arguments_when_the_job_is_over(self, make, loop):
         queue, worker, registry = loop
         data = os.urandom(LONG)
