@@ -1,5 +1,6 @@
 """Calls of a JobQueue under the stepper: what stands before, what the victim does, and what must be found afterwards."""
 
+import contextlib
 import functools
 import os
 import shutil
@@ -15,7 +16,8 @@ from subetha._core import SubmitOptions, decode_submit, encode_result
 from subetha.errors import Empty, Full, TransportError, UnknownClosureId, UnknownJob
 from subetha.jobqueue import JobQueue
 from subetha.layout import LOOKING, UNKNOWN_BIT, VERSION_SHIFT, BlockState, CellState, SlotState, cell_word
-from subetha.pass_registry import Pass
+from subetha.pass_registry import Pass, PassRegistry
+from subetha.scheduler import WorkerLoop
 
 CELLS, QUOTA, ARENA_BYTES, LONG = 16, 15, 2**18, 20_000
 LONG_BLOCKS = ARENA_BYTES // 2**15
@@ -633,6 +635,41 @@ class StartLast(Claim):
     def look_at_answers(self):
         who = self.who["S0"]
         assert who == "S" or f"pid {self.victim_pid}" in who, f"{self.victim_pid} died; the letter: {who}"
+
+
+class Serve(QueueStage):
+    """One job from its claim to its answer, as a worker's loop runs it."""
+
+    jobs = {"S0": (LONG, {}), "S1": (40, {})}  # noqa: RUF012
+
+    def setup(self):
+        super().setup()
+        registry = PassRegistry()
+        registry.register(1, self.run)
+        self.loop = WorkerLoop(
+            self.queue.submit_side, registry=registry, table=self.queue.heartbeat, slot=self.queue.slot
+        )
+
+    def run(self, args):
+        self.served = named(args)
+        return answer(self.served, "V")
+
+    def call(self):
+        self.served = None
+        with contextlib.suppress(Empty):
+            self.loop._ordinary.run(0, self.loop.stop)
+
+    def finish(self, value):
+        return super().finish(self.served if value is None else value)
+
+    def after_stop(self, value):
+        if isinstance(value, str):
+            self.claims[value] = NEVER
+        super().after_stop(value)
+
+    def look_at_answers(self):
+        for name, who in self.who.items():
+            assert (self.seen[name] == 0) == (who == "V")
 
 
 class Held(QueueStage):
@@ -1439,6 +1476,7 @@ CALLS = {
     "first_call_among_the_dead": FirstCallAmongTheDead,
     "claim": Claim,
     "claim_and_start": ClaimAndStart,
+    "serve": Serve,
     "start_last": StartLast,
     "reply": Reply,
     "reply_block": ReplyBlock,

@@ -20,7 +20,17 @@ def test_a_client_killed_at_any_instruction_loses_no_job(campaign, call):
 @pytest.mark.parametrize(
     "call",
     [
-        *("claim", "claim_and_start", "start_last", "reply", "reply_block", "ack", "release", "release_to_full_ring"),
+        *(
+            "claim",
+            "claim_and_start",
+            "start_last",
+            "serve",
+            "reply",
+            "reply_block",
+            "ack",
+            "release",
+            "release_to_full_ring",
+        ),
         *("park", "park_charged", "park_unknown", "answer_unknown", "take_parked"),
         *("retry", "rest", "leave_to_others", "reply_in_pieces"),
     ],

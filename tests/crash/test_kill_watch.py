@@ -31,6 +31,7 @@ def test_a_leader_stopped_at_any_instruction_does_no_harm_when_it_goes_on_beside
         ),
         *(
             "claim_and_start",
+            "serve",
             "reply",
             "reply_block",
             "ack",

@@ -54,7 +54,7 @@ def test_a_writer_that_was_stopped_frees_what_a_dead_one_had_replaced(campaign):
     [
         *("submit", "submit_block", "submit_to_full_arena", "submit_to_full_ring", "first_call", "recv", "recv_block"),
         *("recv_letter", "cancel", "close", "repair", "release_to_full_ring"),
-        *("claim", "claim_and_start", "reply", "reply_block", "ack", "release", "retry_dead", "drop_dead"),
+        *("claim", "claim_and_start", "serve", "reply", "reply_block", "ack", "release", "retry_dead", "drop_dead"),
         *("drop_dead_beside_another", "submit_due", "submit_due_block", "cancel_parked", "park", "park_charged"),
         *("park_unknown", "answer_unknown", "take_parked"),
         *("recv_kept_block", "close_kept", "reply_kept", "reply_kept_to_gone", "read_kept", "forget"),

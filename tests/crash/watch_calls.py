@@ -311,7 +311,8 @@ def lapsing(name):
 
 LAPSING = (
     *("submit", "submit_block", "submit_to_full_ring", "recv", "recv_block", "recv_letter", "cancel", "close", "claim"),
-    *("claim_and_start", "reply", "reply_block", "ack", "release", "release_to_full_ring", "retry_dead", "drop_dead"),
+    *("claim_and_start", "serve", "reply", "reply_block", "ack", "release", "release_to_full_ring", "retry_dead"),
+    "drop_dead",
     *("rescue", "rescue_of_clients", "repair"),
     *("submit_due", "submit_due_block", "cancel_parked", "park", "park_charged", "park_unknown", "take_parked"),
     "answer_unknown",
