@@ -91,6 +91,33 @@ cdef class FutureState:
         return True
 
 
+def submit_ordinary(
+    QueueHandle queue not None, uint32_t closure_id, data, SubmitOptions options not None, kind, client, dict pending not None
+):
+    """Hand a job in that may start at once, and enter its future, where there is room.
+
+    Parameters
+    ----------
+    queue : JobQueue
+    closure_id, data, options
+        As `JobQueue._submit` has them.
+    kind : type
+        Of the future.
+    client : Client
+    pending : dict of int to FutureState
+        By job id.
+
+    Raises
+    ------
+    Full, ArenaFull
+        There is none.
+    """
+    cdef JobOptions chosen = options.options
+    cdef object job_id = queue.submit_data(closure_id, data, &chosen, None, ZERO, 0)
+    future = pending[job_id] = kind(client, job_id)
+    return future
+
+
 def settle_ordinary(list taken not None, dict pending not None):
     """Settle the futures of the last results in `taken`, one after the other, and take them out of both.
 

@@ -105,6 +105,8 @@ class Options:
     result_ttl: float | None = None
     prepared: SubmitOptions = field(init=False, repr=False, compare=False)
     """What the queue stores with each job of them."""
+    is_ordinary: bool = field(init=False, repr=False, compare=False)
+    """Whether that is all: a job of them may start at once, and any number of times."""
 
     def __post_init__(self) -> None:
         for name, least, most in (("priority", 0, PRIORITIES - 1), ("max_attempts", 1, 65_535)):
@@ -143,6 +145,7 @@ class Options:
             self.result_ttl,
         )
         object.__setattr__(self, "prepared", prepared)
+        object.__setattr__(self, "is_ordinary", self.delay is None and self.due is None and self.unique_key is None)
 
     def __reduce__(self) -> tuple[type["Options"], tuple[Any, ...]]:
         return Options, tuple(getattr(self, name) for name in _OPTION_NAMES)

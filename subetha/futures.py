@@ -29,7 +29,7 @@ from concurrent.futures._base import CANCELLED_AND_NOTIFIED, FINISHED, PENDING
 from datetime import datetime
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
-from subetha._core import FutureState, SubmittedResult, forks, settle_ordinary
+from subetha._core import FutureState, SubmittedResult, forks, settle_ordinary, submit_ordinary
 from subetha.calls import Options, Outcome, Registered, keep_memory_warm, outcome_of
 from subetha.errors import (
     ArenaFull,
@@ -375,14 +375,25 @@ class Client:
         ArenaFull
             No block is left, and none is held by jobs of this client, so it would be of no use to wait for these.
         """
-        due = options.due_now()
-        submit = functools.partial(self.queue._submit, closure_id, data, options.prepared, due)
-        if options.unique_key is None:
-            job_id = self._submitted(submit, 0, wait)
-            future = self._pending[job_id] = JobFuture(self, job_id)
-            self._see_to(future, due)
-        else:
-            future = self._submit_unique(submit, due, options.unique_key, wait)
+        future: JobFuture[Any] | None = None
+        if options.is_ordinary:
+            try:
+                future = submit_ordinary(self.queue, closure_id, data, options.prepared, JobFuture, self, self._pending)
+            except (ArenaFull, Full):
+                # once more, and waiting
+                pass
+            else:
+                if self._early or self.failure is not None:
+                    self._see_to(future, None)
+        if future is None:
+            due = options.due_now()
+            submit = functools.partial(self.queue._submit, closure_id, data, options.prepared, due)
+            if options.unique_key is None:
+                job_id = self._submitted(submit, 0, wait)
+                future = self._pending[job_id] = JobFuture(self, job_id)
+                self._see_to(future, due)
+            else:
+                future = self._submit_unique(submit, due, options.unique_key, wait)
         future._task = task
         return future
 
@@ -516,7 +527,8 @@ class Client:
 
     def wait_for(self, future: JobFuture[Any], timeout: float | None) -> None:
         """Wait until `future` is settled, or `timeout` seconds; collects for all where nobody else does."""
-        self._check_process()
+        if forks() != self.forks:
+            self._check_process()
         deadline = None if timeout is None else time.monotonic() + timeout
         if self._help is not None and self._help.thread == threading.get_ident():
             self._help_until(future, self._help.serve_one, deadline)
@@ -530,14 +542,9 @@ class Client:
 
     def _collect_until(self, future: JobFuture[Any], deadline: float | None) -> None:
         """Collect, once at least, until `future` is settled or the time is over."""
-        longest = max(0.0, _left(deadline))
-        while True:
+        self._collect(LOOK_S if deadline is None else max(0.0, _left(deadline)))
+        while future._state == PENDING and (longest := _left(deadline)) > 0:
             self._collect(longest)
-            if future._state != PENDING:
-                return
-            longest = _left(deadline)
-            if longest <= 0:
-                return
 
     def _help_until(self, future: JobFuture[Any], serve_one: Callable[[], bool], deadline: float | None) -> None:
         """As `wait_for`, in a job: the one waited for may be waiting for this very worker."""
