@@ -1,51 +1,63 @@
-"""SharedRing: a push and a pop in one thread, and a stream of messages between two processes."""
+"""SharedRing and its peers: a message in and out again in one thread, and a stream of messages between two processes."""
 
-import multiprocessing
+import contextlib
 import time
-from statistics import median
 
 from subetha import SharedRing
 
-from . import RUNS
+from . import IS_BRIEF, RUNS
+from .channels import BATCH, KINDS
+from .children import child
 from .folders import Folder
+from .turns import InTurns, in_turns, median, spread
 
 PAYLOAD = bytes(range(56))
-BATCH = 256
+PEERS = [name for name in KINDS if name != "iceoryx2"]
 
 
-class OneThread:
-    """`try_push` then `try_pop` of 56 bytes, in nanoseconds a pair."""
+@contextlib.contextmanager
+def channel(peer):
+    """A new one between this process and whoever it is given to."""
+    folder = Folder()
+    try:
+        with contextlib.closing(KINDS[peer](folder, "channel", PAYLOAD)) as made:
+            yield made
+    finally:
+        folder.remove()
 
-    unit = "ns"
-    PAIRS = 100_000
 
-    def setup(self):
-        self.folder = Folder()
-        self.ring = SharedRing.create(self.folder.file("ring"), 4096)
+class OneThread(InTurns):
+    """56 bytes put in and taken out, in nanoseconds a pair; by calls that do not wait, where there are such."""
 
-    def teardown(self):
-        self.ring.close()
-        self.folder.remove()
+    params = [PEERS]
+    param_names = ["peer"]
+    PAIRS = {"multiprocessing.Pipe": 10_000, "multiprocessing.Queue": 5_000}
 
-    def _run(self):
-        push, pop = self.ring.try_push, self.ring.try_pop
-        began = time.perf_counter_ns()
-        for _ in range(self.PAIRS):
-            push(PAYLOAD)
-            pop()
-        return (time.perf_counter_ns() - began) / self.PAIRS
+    def setup_cache(self):
+        return in_turns(self.params, self._begin)
 
-    def _runs(self):
-        self._run()
-        return [self._run() for _ in range(RUNS)]
+    setup_cache.timeout = 300
 
-    def track_pair(self):
-        return median(self._runs())
+    @contextlib.contextmanager
+    def _begin(self, peer):
+        with channel(peer) as both:
+            both.in_one_thread()
+            count = self.PAIRS.get(peer, 100_000) // (10 if IS_BRIEF else 1)
+
+            def measure():
+                began = time.perf_counter_ns()
+                both.pairs(PAYLOAD, count)
+                return (time.perf_counter_ns() - began) / count
+
+            yield measure
+
+    def track_pair(self, figures, peer):
+        return median(figures[peer,])
 
     track_pair.unit = "ns"
 
-    def track_pair_least(self):
-        return min(self._runs())
+    def track_pair_least(self, figures, peer):
+        return min(figures[peer,])
 
     track_pair_least.unit = "ns"
 
@@ -75,74 +87,59 @@ class Batches:
     track_message.unit = "ns"
 
 
-def consume(path, count, mode, go):
-    """Pop `count` messages and answer each run with how many nanoseconds it took from the first to the last."""
-    with SharedRing.open(path) as ring:
-        pop, pop_many = ring.pop, ring.pop_many
-        while go.recv():
-            got = 1
-            pop()
-            began = time.perf_counter_ns()
+def consume(peer, address, count, mode, parent):
+    """Take `count` messages and answer each run with how many nanoseconds it took from the first to the last."""
+    with contextlib.closing(KINDS[peer].receiver(address)) as here, contextlib.suppress(EOFError):
+        parent.send("ready")
+        while parent.recv():
             if mode == "one a call":
-                for _ in range(count - 1):
-                    pop()
+                here.receive(1)
+                began = time.perf_counter_ns()
+                here.receive(count - 1)
             else:
-                while got < count:
-                    here = len(pop_many(BATCH))
-                    if not here:
-                        pop()
-                        here = 1
-                    got += here
-            go.send(time.perf_counter_ns() - began)
+                began = time.perf_counter_ns()
+                here.receive_batches(count)
+            parent.send(time.perf_counter_ns() - began)
 
 
-class TwoProcesses:
+class TwoProcesses(InTurns):
     """56-byte messages from one process to another, in messages a second."""
 
-    params = ["one a call", "batches of 256"]
-    param_names = ["mode"]
-    timeout = 300
+    params = [PEERS, ["one a call", "batches of 256"]]
+    param_names = ["peer", "mode"]
     COUNT = 256 * 4000
+    FEWER = {"multiprocessing.Pipe": 4, "multiprocessing.Queue": 16}
 
-    def setup(self, mode):
-        self.folder = Folder()
-        self.ring = SharedRing.create(self.folder.file("ring"), 4096)
-        self.here, there = multiprocessing.Pipe()
-        self.consumer = multiprocessing.get_context("spawn").Process(
-            target=consume, args=(self.ring.path, self.COUNT, mode, there)
-        )
-        self.consumer.start()
-        # the consumer's end is its own, so that its death ends a wait for it
-        there.close()
+    def setup_cache(self):
+        return in_turns(self.params, self._begin)
 
-    def teardown(self, mode):
-        self.here.send(False)
-        self.consumer.join()
-        self.ring.close()
-        self.folder.remove()
+    setup_cache.timeout = 600
 
-    def _run(self, mode):
-        push, push_many = self.ring.push, self.ring.push_many
-        self.here.send(True)
-        if mode == "one a call":
-            for _ in range(self.COUNT):
-                push(PAYLOAD)
-        else:
-            batch = [PAYLOAD] * BATCH
-            for _ in range(self.COUNT // BATCH):
-                done = push_many(batch)
-                while done < BATCH:
-                    push(PAYLOAD)
-                    done += 1 + push_many(batch[done + 1 :])
-        return self.COUNT / self.here.recv() * 1e9
+    @contextlib.contextmanager
+    def _begin(self, peer, mode):
+        if mode != "one a call" and not KINDS[peer].has_batches:
+            raise NotImplementedError(f"{peer} has no calls for batches")
+        count = self.COUNT // self.FEWER.get(peer, 1) // (16 if IS_BRIEF else 1)
+        with channel(peer) as here:
+            here.here_sends()
+            with child(consume, peer, here.address, count, mode) as consumer:
+                here.there_is_open()
+                consumer.recv()
+                send = here.send if mode == "one a call" else here.send_batches
 
-    def track_rate(self, mode):
-        return median(self._run(mode) for _ in range(RUNS))
+                def measure():
+                    consumer.send("go")
+                    send(PAYLOAD, count)
+                    return count / consumer.recv() * 1e9
+
+                yield measure
+
+    def track_rate(self, figures, peer, mode):
+        return median(figures[peer, mode])
 
     track_rate.unit = "messages/s"
 
-    def track_rate_spread(self, mode):
-        figures = sorted(self._run(mode) for _ in range(RUNS))
-        return figures[-1] - figures[0]
+    def track_rate_spread(self, figures, peer, mode):
+        return spread(figures[peer, mode])
 
     track_rate_spread.unit = "messages/s"
