@@ -406,10 +406,9 @@ class Iceoryx(_Polled):
 
     def here_sends(self):
         publisher, message = self._service().publisher_builder().create(), self._message
-        value = message.from_buffer_copy(b"\x01\x02\x03\x04")
 
-        def put(_payload):
-            publisher.send_copy(value)
+        def put(payload):
+            publisher.send_copy(message.from_buffer_copy(payload))
             return True
 
         self._put = put
@@ -419,7 +418,7 @@ class Iceoryx(_Polled):
 
         def take():
             sample = subscriber.receive()
-            return None if sample is None else sample.payload().contents.value
+            return None if sample is None else bytes(sample.payload().contents)
 
         self._take = take
 

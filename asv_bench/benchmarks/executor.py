@@ -1,139 +1,136 @@
-"""Executor beside ProcessPoolExecutor and multiprocessing.Pool: the same calls, the peer as a parameter."""
+"""Executor beside ProcessPoolExecutor, multiprocessing.Pool, loky and dask: the same calls, one worker that is warm."""
 
-import concurrent.futures
-import multiprocessing
+import contextlib
 import operator
 import time
-from statistics import median
 
 import numpy as np
 
-from subetha import Executor
+from . import IS_BRIEF
+from .pools import PEERS, pool
+from .turns import InTurns, in_turns, median, spread
+from .work import added, negated
 
-from . import RUNS
-
-PEERS = ["subetha", "ProcessPoolExecutor", "multiprocessing.Pool"]
-
-
-class _Pool:
-    """multiprocessing.Pool with the two calls of an executor that are measured."""
-
-    def __init__(self, workers):
-        self._pool = multiprocessing.get_context("forkserver").Pool(workers)
-
-    def submit(self, function, *arguments):
-        found = self._pool.apply_async(function, arguments)
-        found.result = found.get
-        return found
-
-    def map(self, function, *iterables, chunksize=1):
-        return self._pool.starmap(function, zip(*iterables, strict=True), chunksize)
-
-    def shutdown(self):
-        self._pool.close()
-        self._pool.join()
+ARGUMENTS = {
+    "a number": (operator.neg, 5),
+    "1 MB there and back": (bytes, bytes(2**20)),
+    "64 MB array, its sum back": (np.sum, np.ones(2**23)),
+}
+ROUNDS = {"a number": 2000, "1 MB there and back": 100, "64 MB array, its sum back": 5}
 
 
-def _start(peer, workers):
-    if peer == "subetha":
-        return Executor(workers)
-    if peer == "multiprocessing.Pool":
-        return _Pool(workers)
-    return concurrent.futures.ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("forkserver"))
+class RoundTrip(InTurns):
+    """One call at a time: submit, run in the worker, `result`; the median of each run, in microseconds."""
+
+    params = [PEERS, list(ARGUMENTS)]
+    param_names = ["peer", "argument"]
+
+    def setup_cache(self):
+        return in_turns(self.params, self._begin)
+
+    setup_cache.timeout = 900
+
+    @contextlib.contextmanager
+    def _begin(self, peer, argument):
+        function, *arguments = ARGUMENTS[argument]
+        rounds = ROUNDS[argument]
+        if IS_BRIEF or peer == "dask":
+            rounds = max(2, rounds // 20)
+        with pool(peer, 1) as workers:
+
+            def measure():
+                figures = []
+                for _ in range(rounds):
+                    began = time.perf_counter_ns()
+                    workers.submit(function, *arguments).result()
+                    figures.append((time.perf_counter_ns() - began) / 1000)
+                return median(figures)
+
+            # its start is no part of it
+            measure()
+            yield measure
+
+    def track_p50(self, figures, peer, argument):
+        return median(figures[peer, argument])
+
+    track_p50.unit = "us"
+
+    def track_p50_spread(self, figures, peer, argument):
+        return spread(figures[peer, argument])
+
+    track_p50_spread.unit = "us"
 
 
-class Calls:
-    """One worker that is warm."""
-
-    params = [PEERS]
-    param_names = ["peer"]
-    timeout = 300
-
-    def setup(self, peer):
-        self.executor = _start(peer, 1)
-        for n in range(500):
-            assert self.executor.submit(operator.neg, n).result() == -n
-
-    def teardown(self, peer):
-        self.executor.shutdown()
-
-    def _median(self, measure):
-        return median(measure() for _ in range(RUNS))
-
-    def _round_trips(self, count, function, *arguments):
-        def measure():
-            figures = []
-            for _ in range(count):
-                began = time.perf_counter_ns()
-                self.executor.submit(function, *arguments).result()
-                figures.append((time.perf_counter_ns() - began) / 1000)
-            return median(figures)
-
-        return self._median(measure)
-
-    def track_round_trip(self, peer):
-        return self._round_trips(2000, operator.neg, 5)
-
-    track_round_trip.unit = "us"
-
-    def track_megabyte_there_and_back(self, peer):
-        return self._round_trips(100, bytes, bytes(2**20)) / 1000
-
-    track_megabyte_there_and_back.unit = "ms"
-
-    def track_sum_of_64_megabytes(self, peer):
-        return self._round_trips(5, np.sum, np.ones(2**23)) / 1000
-
-    track_sum_of_64_megabytes.unit = "ms"
-
-    def track_futures(self, peer):
-        def measure():
-            began = time.perf_counter()
-            futures = [self.executor.submit(operator.neg, n) for n in range(20_000)]
-            for future in futures:
-                future.result()
-            return len(futures) / (time.perf_counter() - began)
-
-        return self._median(measure)
-
-    track_futures.unit = "calls/s"
-
-    def _map(self, count, chunksize):
-        def measure():
-            began = time.perf_counter()
-            for _ in self.executor.map(operator.add, range(count), range(count), chunksize=chunksize):
-                pass
-            return count / (time.perf_counter() - began)
-
-        return self._median(measure)
-
-    def track_map(self, peer):
-        return self._map(20_000, 1)
-
-    track_map.unit = "calls/s"
-
-    def track_map_in_chunks_of_64(self, peer):
-        return self._map(100_000, 64)
-
-    track_map_in_chunks_of_64.unit = "calls/s"
+def results(futures):
+    for future in futures:
+        future.result()
 
 
-class Start:
-    """A fresh executor of two workers, to its first result."""
+# What each of them does, for so many calls, and in chunks of how many.
+CALLS = {
+    "futures": (lambda workers, n: results([workers.submit(operator.neg, i) for i in range(n)]), 20_000, 1),
+    "futures of a task": (lambda workers, n: results([workers.submit(negated, i) for i in range(n)]), 20_000, 1),
+    "submit_many of a task": (
+        lambda workers, n: results(negated.options(executor=workers).submit_many(range(n))),
+        20_000,
+        1,
+    ),
+    "map": (lambda workers, n: all_of(workers.map(operator.add, range(n), range(n))), 20_000, 1),
+    "map of a task": (lambda workers, n: all_of(workers.map(added, range(n), range(n))), 20_000, 1),
+    "map in chunks of 64": (
+        lambda workers, n: all_of(workers.map(operator.add, range(n), range(n), chunksize=64)),
+        100_000,
+        64,
+    ),
+    "map of a task in chunks of 64": (
+        lambda workers, n: all_of(workers.map(added, range(n), range(n), chunksize=64)),
+        100_000,
+        64,
+    ),
+}
 
-    params = [PEERS]
-    param_names = ["peer"]
-    timeout = 300
 
-    def track_first_result(self, peer):
-        def measure():
-            began = time.perf_counter()
-            executor = _start(peer, 2)
-            assert executor.submit(operator.neg, 1).result() == -1
-            took = time.perf_counter() - began
-            executor.shutdown()
-            return took * 1000
+def all_of(found):
+    for _ in found:
+        pass
 
-        return median(measure() for _ in range(RUNS))
 
-    track_first_result.unit = "ms"
+class Throughput(InTurns):
+    """Many small calls: all handed in, then all results taken, in calls a second."""
+
+    params = [PEERS, list(CALLS)]
+    param_names = ["peer", "calls"]
+
+    def setup_cache(self):
+        return in_turns(self.params, self._begin)
+
+    setup_cache.timeout = 1800
+
+    @contextlib.contextmanager
+    def _begin(self, peer, calls):
+        act, count, chunk = CALLS[calls]
+        if "task" in calls and peer != "subetha":
+            raise NotImplementedError(f"{peer} has no tasks")
+        if chunk > 1 and peer == "dask":
+            raise NotImplementedError("dask has no chunks: each call is a task of its own")
+        if IS_BRIEF or peer == "dask":
+            count //= 20
+        with pool(peer, 1) as workers:
+
+            def measure():
+                began = time.perf_counter()
+                act(workers, count)
+                return count / (time.perf_counter() - began)
+
+            workers.submit(operator.neg, 1).result()
+            yield measure
+
+    def track_calls(self, figures, peer, calls):
+        return median(figures[peer, calls])
+
+    track_calls.unit = "calls/s"
+
+    def track_calls_spread(self, figures, peer, calls):
+        return spread(figures[peer, calls])
+
+    track_calls_spread.unit = "calls/s"

@@ -1,130 +1,202 @@
-"""JobQueue: from submit to result through a worker process."""
+"""JobQueue: from submit to result through a worker process, beside peers that carry bytes there and back and do no more."""
 
-import multiprocessing
+import contextlib
 import os
-import resource
 import time
 from statistics import median, quantiles
 
-from subetha import BackgroundScheduler, JobQueue, Pass, PassRegistry, WorkerLoop
+from subetha import BackgroundScheduler, JobQueue, PassRegistry
 from subetha.files import MEMORY_FILE_SYSTEMS, file_system_of
 
+from . import IS_BRIEF
+from .channels import KINDS
+from .children import child
 from .folders import Folder
+from .queues import JOB, WINDOW, passes, queue_with_workers
+from .turns import InTurns, in_turns, spread
+from .work import ECHO
 
-ECHO = 1
-JOB = Pass(ECHO, b"\x01\x02\x03\x04")
-ROUNDS = 20_000
-
-
-def serve(path, ready):
-    """Run the worker loop until a job says so; then tell how much processor time was used while idle."""
-    registry = PassRegistry()
-    registry.register(ECHO, bytes)
-    with JobQueue.open(path) as queue:
-        loop = WorkerLoop(queue.submit_side, registry=registry, table=queue.heartbeat, slot=queue.slot)
-        registry.register(ECHO + 1, lambda _: loop.stop() or b"")
-        registry.register(ECHO + 2, lambda _: str(sum(resource.getrusage(resource.RUSAGE_SELF)[:2])).encode())
-        ready.send(os.getpid())
-        loop.run()
+MESSAGE, STOP = b"\x01\x02\x03\x04", bytes(4)
+PEERS = ["subetha", *(name for name in KINDS if name != "subetha")]
 
 
-class Worker:
-    """One worker process with the worker loop of `subetha worker`, echoing."""
-
-    timeout = 300
-
-    def setup(self, *_):
-        self.folder = Folder()
-        self.queue = JobQueue.create(self.folder.file("queue"))
-        here, there = multiprocessing.Pipe()
-        self.worker = multiprocessing.get_context("spawn").Process(target=serve, args=(self.queue.path, there))
-        self.worker.start()
-        # the worker's end is its own, so that its death ends the wait
-        there.close()
-        here.recv()
-        for _ in range(2000):
-            self.queue.submit(JOB)
-            self.queue.recv()
-
-    def teardown(self, *_):
-        self.queue.submit(Pass(ECHO + 1))
-        self.queue.recv()
-        self.worker.join()
-        self.queue.close()
-        self.folder.remove()
-
-    def _ask(self, closure_id):
-        self.queue.submit(Pass(closure_id))
-        return self.queue.recv().result
+def echo(peer, there, back, parent):
+    """Send back every message that comes, until one begins with a zero."""
+    source, target = KINDS[peer].receiver(there), KINDS[peer].sender(back)
+    with contextlib.closing(source), contextlib.closing(target):
+        parent.send(os.getpid())
+        take, put = source.take, target.put
+        while True:
+            message = take()
+            put(message)
+            # some come with zeros behind
+            if message[0] == STOP[0]:
+                break
 
 
-class RoundTrip(Worker):
-    """One 4-byte pass at a time: submit, run in the worker, receive."""
+@contextlib.contextmanager
+def echoing(peer):
+    """The calls that send to a process that echoes and take what comes back, and its pid."""
+    folder = Folder()
+    try:
+        with (
+            contextlib.closing(KINDS[peer](folder, "there", MESSAGE)) as there,
+            contextlib.closing(KINDS[peer](folder, "back", MESSAGE)) as back,
+        ):
+            there.here_sends()
+            back.here_receives()
+            with child(echo, peer, there.address, back.address) as echoer:
+                there.there_is_open()
+                back.there_is_open()
+                pid = echoer.recv()
+                try:
+                    yield there.put, back.take, pid
+                finally:
+                    there.put(STOP)
+                    back.take()
+    finally:
+        folder.remove()
 
-    def _round_trips(self, rounds, pause):
-        submit, recv = self.queue.submit, self.queue.recv
+
+class RoundTrip(InTurns):
+    """4 bytes to another process and its answer, one at a time, in microseconds.
+
+    Subetha's are passes: accepted for good when `submit` returns, run by a worker, answered into a mailbox. The peers carry
+    bytes there and back, and what was on its way is lost with the process that has it. "near" and "far" have the two processes
+    on the first two, or the first and the last, of the processors that this one may use.
+    """
+
+    PLACES = ["unpinned", "near", "far"]
+    params = [PEERS, PLACES]
+    param_names = ["peer", "place"]
+    ROUNDS = 1_000 if IS_BRIEF else 20_000
+
+    def setup_cache(self):
+        cpus = sorted(os.sched_getaffinity(0))
+        places = {"unpinned": None, "near": cpus[:2], "far": [cpus[0], cpus[-1]]}
+        reasons = {}
+        if len(cpus) < 2:
+            reasons["near"] = "there is one processor only"
+        if len(cpus) < 3:
+            reasons["far"] = f"there are {len(cpus)} processors only"
+        measured = {place: cpus for place, cpus in places.items() if place not in reasons}
+        figures = in_turns([PEERS], lambda peer: self._begin(peer, measured))
+        return {
+            (peer, place): found
+            if isinstance(found, str)
+            else reasons.get(place) or [figures_of[place] for figures_of in found]
+            for (peer,), found in figures.items()
+            for place in self.PLACES
+        }
+
+    setup_cache.timeout = 1800
+
+    @contextlib.contextmanager
+    def _begin(self, peer, places):
+        with contextlib.ExitStack() as stack:
+            if peer == "subetha":
+                queue, (pid,) = stack.enter_context(queue_with_workers(4096, 1))
+                there, back, message = queue.submit, queue.recv, JOB
+            else:
+                there, back, pid = stack.enter_context(echoing(peer))
+                message = MESSAGE
+            anywhere = os.sched_getaffinity(0)
+            never_waits = peer == "iceoryx2" or peer.startswith("subetha-ipc")
+
+            def measure():
+                found = {}
+                for place, cpus in places.items():
+                    if cpus is not None:
+                        os.sched_setaffinity(0, cpus[:1])
+                        os.sched_setaffinity(pid, cpus[1:])
+                    try:
+                        hot = self._times(there, back, message, self.ROUNDS, 0)
+                        # who polls is never asleep
+                        asleep = None if never_waits else median(self._times(there, back, message, 200, 0.002))
+                        found[place] = median(hot), quantiles(hot, n=100)[98], asleep
+                    finally:
+                        os.sched_setaffinity(0, anywhere)
+                        os.sched_setaffinity(pid, anywhere)
+                return found
+
+            yield measure
+
+    @staticmethod
+    def _times(there, back, message, rounds, pause):
         figures = []
         for _ in range(rounds):
             if pause:
                 time.sleep(pause)
             began = time.perf_counter_ns()
-            submit(JOB)
-            recv()
+            there(message)
+            back()
             figures.append((time.perf_counter_ns() - began) / 1000)
         return figures
 
-    def track_hot_p50(self):
-        return median(self._round_trips(ROUNDS, 0))
+    def track_hot_p50(self, figures, peer, place):
+        return median(p50 for p50, _, _ in figures[peer, place])
 
     track_hot_p50.unit = "us"
 
-    def track_hot_p99(self):
-        return quantiles(self._round_trips(ROUNDS, 0), n=100)[98]
+    def track_hot_p99(self, figures, peer, place):
+        return median(p99 for _, p99, _ in figures[peer, place])
 
     track_hot_p99.unit = "us"
 
-    def track_asleep_p50(self):
-        """The worker sleeps: 2 ms pass before each submit."""
-        return median(self._round_trips(500, 0.002))
+    def track_hot_p50_spread(self, figures, peer, place):
+        return spread([p50 for p50, _, _ in figures[peer, place]])
+
+    track_hot_p50_spread.unit = "us"
+
+    def track_asleep_p50(self, figures, peer, place):
+        """The other process sleeps: 2 ms pass before each; nothing for those that poll."""
+        found = [asleep for _, _, asleep in figures[peer, place]]
+        return float("nan") if None in found else median(found)
 
     track_asleep_p50.unit = "us"
 
 
-class Throughput(Worker):
-    """A window of 512 passes under way."""
+class Throughput(InTurns):
+    """4 bytes there and back with a window of 512, in passes a second; the peers as in `RoundTrip`."""
 
-    WINDOW = 512
+    params = [[peer for peer in PEERS if peer != "iceoryx2"]]
+    param_names = ["peer"]
 
-    def track_passes(self):
-        submit, recv_many, recv = self.queue.submit, self.queue.recv_many, self.queue.recv
-        count = 100_000
-        pending = 0
-        began = time.perf_counter()
-        for _ in range(count):
-            if pending == self.WINDOW:
-                recv()
-                pending -= 1 + len(recv_many(self.WINDOW))
-            submit(JOB)
-            pending += 1
-        while pending:
-            recv()
-            pending -= 1
-        return count / (time.perf_counter() - began)
+    def setup_cache(self):
+        return in_turns(self.params, self._begin)
+
+    setup_cache.timeout = 900
+
+    @contextlib.contextmanager
+    def _begin(self, peer):
+        count = 5_000 if IS_BRIEF else 100_000
+        if peer == "subetha":
+            with queue_with_workers(4096, 1) as (queue, _):
+                yield lambda: passes(queue, WINDOW, count)
+            return
+        with echoing(peer) as (put, take, _):
+
+            def measure():
+                began = time.perf_counter()
+                for n in range(count):
+                    put(MESSAGE)
+                    if n >= WINDOW:
+                        take()
+                for _ in range(min(WINDOW, count)):
+                    take()
+                return count / (time.perf_counter() - began)
+
+            yield measure
+
+    def track_passes(self, figures, peer):
+        return median(figures[peer,])
 
     track_passes.unit = "passes/s"
 
+    def track_passes_spread(self, figures, peer):
+        return spread(figures[peer,])
 
-class Idle(Worker):
-    """Processor time of a worker that waits."""
-
-    SECONDS = 5
-
-    def track_share_of_a_core(self):
-        before = float(self._ask(ECHO + 2))
-        time.sleep(self.SECONDS)
-        return (float(self._ask(ECHO + 2)) - before) / self.SECONDS * 100
-
-    track_share_of_a_core.unit = "%"
+    track_passes_spread.unit = "passes/s"
 
 
 class SchedulerOverRings:
