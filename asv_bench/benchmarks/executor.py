@@ -3,12 +3,13 @@
 import contextlib
 import operator
 import time
+from functools import partial
 
 import numpy as np
 
 from . import IS_BRIEF
 from .pools import PEERS, pool
-from .turns import InTurns, in_turns, median, spread
+from .turns import InTurns, in_turns, median, spread, unfolded
 from .work import added, negated
 
 ARGUMENTS = {
@@ -26,29 +27,29 @@ class RoundTrip(InTurns):
     param_names = ["peer", "argument"]
 
     def setup_cache(self):
-        return in_turns(self.params, self._begin)
+        return unfolded(in_turns([PEERS], self._begin), list(ARGUMENTS))
 
     setup_cache.timeout = 900
 
     @contextlib.contextmanager
-    def _begin(self, peer, argument):
+    def _begin(self, peer):
+        with pool(peer, 1) as workers:
+            # its start is no part of it
+            workers.submit(operator.neg, 1).result()
+            yield lambda: {argument: self._times(peer, workers, argument) for argument in ARGUMENTS}
+
+    @staticmethod
+    def _times(peer, workers, argument):
         function, *arguments = ARGUMENTS[argument]
         rounds = ROUNDS[argument]
         if IS_BRIEF or peer == "dask":
             rounds = max(2, rounds // 20)
-        with pool(peer, 1) as workers:
-
-            def measure():
-                figures = []
-                for _ in range(rounds):
-                    began = time.perf_counter_ns()
-                    workers.submit(function, *arguments).result()
-                    figures.append((time.perf_counter_ns() - began) / 1000)
-                return median(figures)
-
-            # its start is no part of it
-            measure()
-            yield measure
+        figures = []
+        for _ in range(rounds):
+            began = time.perf_counter_ns()
+            workers.submit(function, *arguments).result()
+            figures.append((time.perf_counter_ns() - began) / 1000)
+        return median(figures)
 
     def track_p50(self, figures, peer, argument):
         return median(figures[peer, argument])
@@ -66,33 +67,33 @@ def results(futures):
         future.result()
 
 
-# What each of them does, for so many calls, and in chunks of how many.
-CALLS = {
-    "futures": (lambda workers, n: results([workers.submit(operator.neg, i) for i in range(n)]), 20_000, 1),
-    "futures of a task": (lambda workers, n: results([workers.submit(negated, i) for i in range(n)]), 20_000, 1),
-    "submit_many of a task": (
-        lambda workers, n: results(negated.options(executor=workers).submit_many(range(n))),
-        20_000,
-        1,
-    ),
-    "map": (lambda workers, n: all_of(workers.map(operator.add, range(n), range(n))), 20_000, 1),
-    "map of a task": (lambda workers, n: all_of(workers.map(added, range(n), range(n))), 20_000, 1),
-    "map in chunks of 64": (
-        lambda workers, n: all_of(workers.map(operator.add, range(n), range(n), chunksize=64)),
-        100_000,
-        64,
-    ),
-    "map of a task in chunks of 64": (
-        lambda workers, n: all_of(workers.map(added, range(n), range(n), chunksize=64)),
-        100_000,
-        64,
-    ),
-}
-
-
 def all_of(found):
     for _ in found:
         pass
+
+
+def futures(function, workers, count):
+    results([workers.submit(function, n) for n in range(count)])
+
+
+def submitted_many(task, workers, count):
+    results(task.options(executor=workers).submit_many(range(count)))
+
+
+def mapped(function, chunksize, workers, count):
+    all_of(workers.map(function, range(count), range(count), chunksize=chunksize))
+
+
+CALLS = {
+    "futures": (partial(futures, operator.neg), 20_000),
+    "futures of a task": (partial(futures, negated), 20_000),
+    "submit_many of a task": (partial(submitted_many, negated), 20_000),
+    "map": (partial(mapped, operator.add, 1), 20_000),
+    "map of a task": (partial(mapped, added, 1), 20_000),
+    "map in chunks of 64": (partial(mapped, operator.add, 64), 100_000),
+    "map of a task in chunks of 64": (partial(mapped, added, 64), 100_000),
+}
+"""What each does with a pool, and how often in a run."""
 
 
 class Throughput(InTurns):
@@ -102,28 +103,33 @@ class Throughput(InTurns):
     param_names = ["peer", "calls"]
 
     def setup_cache(self):
-        return in_turns(self.params, self._begin)
+        return unfolded(in_turns([PEERS], self._begin), list(CALLS), self._why_not)
 
     setup_cache.timeout = 1800
 
-    @contextlib.contextmanager
-    def _begin(self, peer, calls):
-        act, count, chunk = CALLS[calls]
+    @staticmethod
+    def _why_not(peer, calls):
         if "task" in calls and peer != "subetha":
-            raise NotImplementedError(f"{peer} has no tasks")
-        if chunk > 1 and peer == "dask":
-            raise NotImplementedError("dask has no chunks: each call is a task of its own")
+            return f"{peer} has no tasks"
+        if "chunks" in calls and peer == "dask":
+            return "dask has no chunks: each call is a task of its own"
+        return None
+
+    @contextlib.contextmanager
+    def _begin(self, peer):
+        with pool(peer, 1) as workers:
+            workers.submit(operator.neg, 1).result()
+            measured = [calls for calls in CALLS if self._why_not(peer, calls) is None]
+            yield lambda: {calls: self._rate(peer, workers, calls) for calls in measured}
+
+    @staticmethod
+    def _rate(peer, workers, calls):
+        act, count = CALLS[calls]
         if IS_BRIEF or peer == "dask":
             count //= 20
-        with pool(peer, 1) as workers:
-
-            def measure():
-                began = time.perf_counter()
-                act(workers, count)
-                return count / (time.perf_counter() - began)
-
-            workers.submit(operator.neg, 1).result()
-            yield measure
+        began = time.perf_counter()
+        act(workers, count)
+        return count / (time.perf_counter() - began)
 
     def track_calls(self, figures, peer, calls):
         return median(figures[peer, calls])

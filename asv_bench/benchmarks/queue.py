@@ -13,7 +13,7 @@ from .channels import KINDS
 from .children import child
 from .folders import Folder
 from .queues import JOB, WINDOW, passes, queue_with_workers
-from .turns import InTurns, in_turns, spread
+from .turns import InTurns, in_turns, spread, unfolded
 from .work import ECHO
 
 LONGEST_S = 1 if IS_BRIEF else 5
@@ -82,13 +82,7 @@ class RoundTrip(InTurns):
             reasons["far"] = f"there are {len(cpus)} processors only"
         measured = {place: cpus for place, cpus in places.items() if place not in reasons}
         figures = in_turns([PEERS], lambda peer: self._begin(peer, measured))
-        return {
-            (peer, place): found
-            if isinstance(found, str)
-            else reasons.get(place) or [figures_of[place] for figures_of in found]
-            for (peer,), found in figures.items()
-            for place in self.PLACES
-        }
+        return unfolded(figures, self.PLACES, lambda _, place: reasons.get(place))
 
     setup_cache.timeout = 1800
 

@@ -9,7 +9,7 @@ import sys
 import time
 
 from .peers import needed
-from .turns import InTurns, in_turns, median, spread
+from .turns import InTurns, in_turns, median, spread, unfolded
 
 # Prints the milliseconds from before an executor is made until its first result, twice in one program.
 FIRST_RESULT = """
@@ -43,12 +43,7 @@ class FirstResult(InTurns):
     param_names = ["peer", "executor"]
 
     def setup_cache(self):
-        figures = in_turns([list(EXECUTORS)], self._begin)
-        return {
-            (peer, which): found if isinstance(found, str) else [both[n] for both in found]
-            for (peer,), found in figures.items()
-            for n, which in enumerate(self.params[1])
-        }
+        return unfolded(in_turns([list(EXECUTORS)], self._begin), self.params[1])
 
     setup_cache.timeout = 600
 
@@ -61,7 +56,7 @@ class FirstResult(InTurns):
 
         def measure():
             ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-            return [float(line) for line in ran.stdout.split()]
+            return dict(zip(self.params[1], map(float, ran.stdout.split()), strict=True))
 
         yield measure
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from statistics import median
 from typing import Any
@@ -49,6 +49,18 @@ def in_turns(
     return found
 
 
+def unfolded(figures: Figures, names: Sequence[Any], reason: Callable[..., str | None] = lambda *_: None) -> Figures:
+    """Of measurements that each give a dict, make one for each of its names, which is the last parameter then.
+
+    `reason` takes all parameters and says why a dict does not have the name, where it does not.
+    """
+    return {
+        (*params, name): found if isinstance(found, str) else reason(*params, name) or [one[name] for one in found]
+        for params, found in figures.items()
+        for name in names
+    }
+
+
 class InTurns:
     """Shows what a `setup_cache` by `in_turns` has found; a combination that was not measured is skipped with its reason."""
 
@@ -63,13 +75,4 @@ def spread(figures):
     return max(figures) - min(figures)
 
 
-@contextlib.contextmanager
-def closing_all(*what: Any) -> Iterator[None]:
-    """Close them at the end, the last one first."""
-    with contextlib.ExitStack() as stack:
-        for one in what:
-            stack.enter_context(contextlib.closing(one))
-        yield
-
-
-__all__ = ["Figures", "InTurns", "closing_all", "in_turns", "median", "spread"]
+__all__ = ["Figures", "InTurns", "in_turns", "median", "spread", "unfolded"]
