@@ -243,21 +243,20 @@ class Durable:
     ROUNDS = 200
 
     def setup(self, what):
-        self.folder = Folder(None)
-        if file_system_of(self.folder.path) in MEMORY_FILE_SYSTEMS:
-            self.folder.remove()
+        # asv tears down what was skipped, too
+        self.made = contextlib.ExitStack()
+        folder = Folder(None)
+        self.made.callback(folder.remove)
+        if file_system_of(folder.path) in MEMORY_FILE_SYSTEMS:
             raise NotImplementedError("TMPDIR lies in memory")
         if what == "write and fsync":
-            self.fd = os.open(self.folder.file("floor"), os.O_CREAT | os.O_RDWR)
+            self.fd = os.open(folder.file("floor"), os.O_CREAT | os.O_RDWR)
+            self.made.callback(os.close, self.fd)
         else:
-            self.queue = JobQueue.create(self.folder.file("queue"), durability=what)
+            self.queue = self.made.enter_context(JobQueue.create(folder.file("queue"), durability=what))
 
     def teardown(self, what):
-        if what == "write and fsync":
-            os.close(self.fd)
-        else:
-            self.queue.close()
-        self.folder.remove()
+        self.made.close()
 
     def _write(self):
         for _ in range(2):
