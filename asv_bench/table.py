@@ -224,7 +224,7 @@ def cells(row: Row, results: Results | None) -> tuple[str, str]:
         return "<br>".join(each) or NOTHING, ""
     if not row.among:
         return written(found[0][1], unit) if found else NOTHING, ""
-    own = [figure for params, figure in found if params[row.among] == repr(row.ours)]
+    own = [(params, figure) for params, figure in found if params[row.among] == repr(row.ours)]
     if row.of_peers is not None:
         found = chosen(results.values(row.benchmark), row.of_peers)
     peers = [
@@ -233,8 +233,16 @@ def cells(row: Row, results: Results | None) -> tuple[str, str]:
     more_is_better = unit.endswith("/s") and unit != "1/s"
     best = (max if more_is_better else min)(peers, default=None)
     return (
-        written(own[0], unit) if own else NOTHING,
+        written(own[0][1], unit) + spread(row, own[0][0], results) if own else NOTHING,
         f"{best[1]} {written(best[0], unit)}" if best else NOTHING,
+    )
+
+
+def spread(row: Row, params: dict[str, str], results: Results) -> str:
+    """The range of the runs of which a figure is the median, where the benchmark has it."""
+    name = f"{row.benchmark}_spread"
+    return "".join(
+        f" (range {written(figure, results.unit(name))})" for others, figure in results.values(name) if others == params
     )
 
 
