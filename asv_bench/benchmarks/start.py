@@ -4,12 +4,25 @@ Everything is started anew for each figure, in a fresh interpreter.
 """
 
 import contextlib
+import os
 import subprocess
 import sys
+import sysconfig
 import time
+from pathlib import Path
+
+import subetha
 
 from .peers import needed
 from .turns import InTurns, in_turns, median, spread, unfolded
+
+
+def environment():
+    """Of an interpreter that finds the `subetha` that this one has, also where that is not an installed one."""
+    folder = str(Path(subetha.__file__).parents[1])
+    is_installed = folder in (sysconfig.get_path("platlib"), sysconfig.get_path("purelib"))
+    return os.environ if is_installed else {**os.environ, "PYTHONPATH": folder}
+
 
 # Prints the milliseconds from before an executor is made until its first result, twice in one program.
 FIRST_RESULT = """
@@ -55,7 +68,8 @@ class FirstResult(InTurns):
         program = FIRST_RESULT.format(imports=imports, executor=executor)
 
         def measure():
-            ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+            command = [sys.executable, "-c", program]
+            ran = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
             return dict(zip(self.params[1], map(float, ran.stdout.split()), strict=True))
 
         yield measure
@@ -88,7 +102,7 @@ class Import(InTurns):
     @contextlib.contextmanager
     def _begin(self, statement):
         command = [sys.executable, "-c", self.PROGRAM.format(statement)]
-        yield lambda: float(subprocess.run(command, capture_output=True, check=True).stdout)
+        yield lambda: float(subprocess.run(command, env=environment(), capture_output=True, check=True).stdout)
 
     def track_import(self, figures, statement):
         return median(figures[statement,])
@@ -119,7 +133,7 @@ class Command(InTurns):
 
         def measure():
             began = time.perf_counter()
-            subprocess.run(argv, stdout=subprocess.DEVNULL, check=True)
+            subprocess.run(argv, env=environment(), stdout=subprocess.DEVNULL, check=True)
             return (time.perf_counter() - began) * 1000
 
         yield measure
