@@ -25,6 +25,7 @@ from subetha.errors import PassError
 from subetha.layout import HeartbeatSnapshot, Role
 
 _T = TypeVar("_T")
+_F = TypeVar("_F", bound="FutureState")
 _Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 @final

@@ -359,7 +359,7 @@ QUEUE_MAP_VALUE_BYTES = 56
 
 def map_capacity(cells: int, participants: int) -> int:
     """How many keys the map of a queue has room for."""
-    return min(2 * cells + 8 * participants, MAX_MAP_CAPACITY)
+    return min(cells + 8 * participants, MAX_MAP_CAPACITY)
 
 
 def reserve_of(cells: int) -> int:
