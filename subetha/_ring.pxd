@@ -24,6 +24,10 @@ from subetha._atomics cimport (
 from subetha._cells cimport Cells, cell_prefetch, cell_word, word_is_one_of, word_version
 from subetha._layout cimport CORRUPT, EMPTY, NO_PLACE, OK, Code, RingLines
 
+cdef extern from * nogil:
+    bint likely(bint condition)
+    bint unlikely(bint condition)
+
 ctypedef struct Refs:
     uint64_t *tail
     uint64_t *head
@@ -111,6 +115,24 @@ cdef inline int64_t lap_difference(Refs *refs, uint64_t place, uint64_t position
     return signed_difference(ref_lap(refs, place), position >> refs.size_bits, refs.lap_bits)
 
 
+cdef inline bint ref_leads(
+    Refs *refs, Cells *cells, uint32_t states, uint64_t position, uint64_t place, Ref *out
+) noexcept nogil:
+    """Is the place full, in the lap of the position, and leads to a cell in one of `states`? `out` says to which."""
+    cdef uint64_t word
+    if not ref_full_at(refs, place, position) or ref_cell(refs, place) >= cells.count:
+        return False
+    # R3: pairs with C5, C6 and C8
+    word = load_acquire_u64(cell_word(cells, ref_cell(refs, place)))
+    if not ref_version_is(refs, place, word_version(word)) or not word_is_one_of(word, states):
+        return False
+    out.position = position
+    out.place = place
+    out.cell = ref_cell(refs, place)
+    out.word = word
+    return True
+
+
 cdef inline bint ref_is_live(Refs *refs, Cells *cells, uint32_t states, uint64_t place) noexcept nogil:
     """Does the full place lead to a cell in one of `states` with its version? Once false, false for ever."""
     cdef uint64_t word
@@ -179,6 +201,23 @@ cdef inline Code refs_rebuild_hints(Refs *refs) noexcept nogil:
     return OK
 
 
+cdef inline bint refs_fill_tail(Refs *refs, uint64_t full) noexcept nogil:
+    """Put a reference at the tail, where that is right and nobody is faster."""
+    # R1: pairs with R5
+    cdef uint64_t position = load_acquire_u64(refs.tail) & refs.position_mask
+    cdef uint64_t empty = ref_empty(refs, position >> refs.size_bits)
+    # R2: pairs with R4 and R6
+    cdef uint64_t place = load_acquire_u64(&refs.places[position & refs.size_mask])
+    # the same lap, and not full
+    if place ^ empty >= refs.full_bit:
+        return False
+    # R6: pairs with R2; seq_cst, since a look at the waiters' word follows (W1)
+    if not cas_seq_cst_u64(&refs.places[position & refs.size_mask], place, empty | full):
+        return False
+    refs_advance_hint(refs, refs.tail, position)
+    return True
+
+
 cdef inline Code refs_publish_due(Refs *refs, Cells *cells, uint32_t states, uint64_t version, uint64_t cell) noexcept nogil:
     """Put a reference to (version, cell) at the tail.
 
@@ -192,17 +231,14 @@ cdef inline Code refs_publish_due(Refs *refs, Cells *cells, uint32_t states, uin
     cdef uint64_t tries = 0
     while tries < 4 * refs.size + 64:
         tries += 1
+        if refs_fill_tail(refs, full):
+            return OK
         # R1: pairs with R5
         position = load_acquire_u64(refs.tail) & refs.position_mask
         empty = ref_empty(refs, position >> refs.size_bits)
         # R2: pairs with R4 and R6
         place = load_acquire_u64(&refs.places[position & refs.size_mask])
         if place ^ empty < refs.full_bit:
-            # the same lap, and not full
-            # R6: pairs with R2; seq_cst, since a look at the waiters' word follows (W1)
-            if cas_seq_cst_u64(&refs.places[position & refs.size_mask], place, empty | full):
-                refs_advance_hint(refs, refs.tail, position)
-                return OK
             continue
         if place == empty | full:
             refs_advance_hint(refs, refs.tail, position)
@@ -223,8 +259,10 @@ cdef inline Code refs_publish_due(Refs *refs, Cells *cells, uint32_t states, uin
 
 cdef inline Code refs_publish(Refs *refs, Cells *cells, uint32_t states, uint64_t version, uint64_t cell) noexcept nogil:
     """`refs_publish_due`, unless a repair is due: CORRUPT then."""
-    if load_relaxed_u32(refs.due) & 1:
+    if unlikely(load_relaxed_u32(refs.due) & 1):
         return CORRUPT
+    if likely(refs_fill_tail(refs, ref_full_word(refs, version, cell))):
+        return OK
     return refs_publish_due(refs, cells, states, version, cell)
 
 
@@ -232,36 +270,23 @@ cdef inline bint refs_behind(Refs *refs, uint64_t position, uint64_t other) noex
     return signed_difference(other, position, refs.lap_bits + refs.size_bits) > 0
 
 
-cdef inline Code refs_peek(Refs *refs, Cells *cells, uint32_t states, Ref *out) noexcept nogil:
-    """The oldest reference that leads to a cell in one of `states`; stale ones before it are freed.
-
-    EMPTY is checked against the tail, so a wrong hint cannot make it last. The caller then takes the cell by a CAS from
-    `out.word` and calls `refs_pass`; if that CAS fails it peeks again.
-    """
-    cdef uint64_t position, place, tail, word
+cdef inline Code refs_peek_on(Refs *refs, Cells *cells, uint32_t states, Ref *out) noexcept nogil:
+    """`refs_peek`, where the first look has not decided."""
+    cdef uint64_t position, place, tail
     cdef uint64_t earlier_tail = 0
     cdef int64_t lead
     cdef bint rebuilt = False
     cdef bint doubted = False
     cdef uint64_t tries = 0
-    if load_relaxed_u32(refs.due) & 1:
-        return CORRUPT
     while tries < 4 * refs.size + 64:
         tries += 1
         # R1: pairs with R5
         position = load_acquire_u64(refs.head) & refs.position_mask
         # R2: pairs with R4 and R6; seq_cst, since a waiter has set its bit before (W2)
         place = load_seq_cst_u64(&refs.places[position & refs.size_mask])
+        if ref_leads(refs, cells, states, position, place, out):
+            return OK
         if ref_full_at(refs, place, position):
-            if ref_cell(refs, place) < cells.count:
-                # R3: pairs with C5, C6 and C8
-                word = load_acquire_u64(cell_word(cells, ref_cell(refs, place)))
-                if ref_version_is(refs, place, word_version(word)) and word_is_one_of(word, states):
-                    out.position = position
-                    out.place = place
-                    out.cell = ref_cell(refs, place)
-                    out.word = word
-                    return OK
             refs_free_place(refs, position, place)
             refs_advance_hint(refs, refs.head, position)
             continue
@@ -289,6 +314,29 @@ cdef inline Code refs_peek(Refs *refs, Cells *cells, uint32_t states, Ref *out) 
         if refs_rebuild_hints(refs) != OK:
             return CORRUPT
     return CORRUPT
+
+
+cdef inline Code refs_peek(Refs *refs, Cells *cells, uint32_t states, Ref *out) noexcept nogil:
+    """The oldest reference that leads to a cell in one of `states`; stale ones before it are freed.
+
+    EMPTY is checked against the tail, so a wrong hint cannot make it last. The caller then takes the cell by a CAS from
+    `out.word` and calls `refs_pass`; if that CAS fails it peeks again.
+    """
+    cdef uint64_t position, place
+    if unlikely(load_relaxed_u32(refs.due) & 1):
+        return CORRUPT
+    # R1: pairs with R5
+    position = load_acquire_u64(refs.head) & refs.position_mask
+    # R2: pairs with R4 and R6; seq_cst, since a waiter has set its bit before (W2)
+    place = load_seq_cst_u64(&refs.places[position & refs.size_mask])
+    if ref_leads(refs, cells, states, position, place, out):
+        return OK
+    # R1: pairs with R5
+    if place ^ ref_empty(refs, position >> refs.size_bits) < refs.full_bit and (
+        load_acquire_u64(refs.tail) & refs.position_mask == position
+    ):
+        return EMPTY
+    return refs_peek_on(refs, cells, states, out)
 
 
 cdef inline bint refs_waits(Refs *refs) noexcept nogil:
