@@ -102,8 +102,11 @@ cdef inline Code cells_acquire(
 
 cdef inline void cell_prefetch(Cells *cells, uint64_t index) noexcept nogil:
     """Ask for the first two lines of a cell that is to be written soon."""
-    prefetch_write(cells.base + index % cells.count * cells.stride)
-    prefetch_write(cells.base + index % cells.count * cells.stride + 64)
+    # only then, since a division takes longer than all the rest
+    if index >= cells.count:
+        index %= cells.count
+    prefetch_write(cells.base + index * cells.stride)
+    prefetch_write(cells.base + index * cells.stride + 64)
 
 
 cdef inline void cell_publish(Cells *cells, uint64_t index, uint64_t word, CellState state) noexcept nogil:
