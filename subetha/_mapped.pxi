@@ -89,7 +89,7 @@ cdef class Mapped:
 
     @cython.final
     cdef inline void count_in(self) noexcept:
-        if self.users_since != fork_generation():
+        if unlikely(self.users_since != fork_generation()):
             # other threads that were inside when this process was forked are not here
             self.users_since = fork_generation()
             private_set(&self.users, 0)
@@ -98,7 +98,7 @@ cdef class Mapped:
     @cython.final
     cdef inline int enter(self) except -1:
         self.count_in()
-        if private_get(&self.is_closed):
+        if unlikely(private_get(&self.is_closed)):
             self.refuse_closed()
         return 0
 
@@ -109,7 +109,7 @@ cdef class Mapped:
 
     @cython.final
     cdef inline int leave(self) except -1:
-        if private_add(&self.users, -1) == 0 and private_get(&self.is_closed):
+        if private_add(&self.users, -1) == 0 and unlikely(private_get(&self.is_closed)):
             self.finish()
         return 0
 
@@ -366,7 +366,7 @@ cdef class Numbered(Mapped):
     @cython.final
     cdef inline int join(self) except -1:
         """Have a number of this process's own; nearly always it is there already."""
-        if self.me != 0 and self.generation == fork_generation() and registration_is_good(&self.number.kept):
+        if likely(self.me != 0 and self.generation == fork_generation() and registration_is_good(&self.number.kept)):
             return 0
         return self.join_anew()
 
@@ -475,11 +475,15 @@ cdef inline int text_of(object payload, Text *text) except -1:
 
 
 cdef inline int bytes_like(str name, object given, Text *text) except -1:
-    if PyBytes_CheckExact(given):
+    if likely(PyBytes_CheckExact(given)):
         text.data = <const uint8_t *> PyBytes_AS_STRING(given)
         text.length = PyBytes_GET_SIZE(given)
         text.held = False
         return 0
+    return other_bytes_like(name, given, text)
+
+
+cdef int other_bytes_like(str name, object given, Text *text) except -1:
     if isinstance(given, str):
         raise TypeError(f"{name}: expected bytes or another contiguous buffer, found str; encode it first")
     PyObject_GetBuffer(given, &text.view, PyBUF_SIMPLE)

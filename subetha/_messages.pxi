@@ -176,13 +176,17 @@ cdef class SharedMessages(Numbered):
             self.leave()
 
     @cython.final
-    cdef int check_payload(self, Text *text) except -1:
-        if <uint64_t> text.length > self.payload_size:
-            raise errors.PayloadTooLarge(
-                f"{self.file_path}: expected at most {self.payload_size} bytes, found {text.length}; send less, or create "
-                f"it with a larger payload_bytes (up to {layout.MAX_PAYLOAD_BYTES})"
-            )
+    cdef inline int check_payload(self, Text *text) except -1:
+        if unlikely(<uint64_t> text.length > self.payload_size):
+            self.refuse_payload(text.length)
         return 0
+
+    @cython.final
+    cdef int refuse_payload(self, Py_ssize_t length) except -1:
+        raise errors.PayloadTooLarge(
+            f"{self.file_path}: expected at most {self.payload_size} bytes, found {length}; send less, or create "
+            f"it with a larger payload_bytes (up to {layout.MAX_PAYLOAD_BYTES})"
+        )
 
     @cython.final
     cdef str full_text(self):
@@ -208,8 +212,8 @@ cdef class SharedMessages(Numbered):
                     code = wait_for(&self.ring.lines.space, ring_has_space, &self.ring, &self.is_closed, deadline, &stage)
                 if code == SIGNAL:
                     PyErr_CheckSignals()
-                    self.join()
                 if code == OK or code == SIGNAL:
+                    self.join()
                     code = self.push_text(&text)
                 elif code == TIMEOUT:
                     raise_code(FULL, self.file_path, f"{self.full_text()}, and none came free in {timeout} s")
@@ -222,8 +226,10 @@ cdef class SharedMessages(Numbered):
     @cython.final
     cdef inline Code take_mending(self, Ref *ref) except? LOST:
         cdef Code code = take_oldest(&self.ring, ref)
-        if code == OK:
-            return code
+        return code if likely(code == OK) else self.take_mending_on(code, ref)
+
+    @cython.final
+    cdef Code take_mending_on(self, Code code, Ref *ref) except? LOST:
         if code == EMPTY and self.rescued_by(EMPTY_LOOK_MS):
             code = take_oldest(&self.ring, ref)
         return code if code != CORRUPT else self.take_after_repair(ref)
@@ -257,14 +263,17 @@ cdef class SharedMessages(Numbered):
         cdef RingCell *cell = <RingCell *> cell_word(&self.ring.cells, ref.cell)
         cdef uint32_t length = self.length_of(ref)
         cdef bytes payload
-        if length > self.payload_size:
+        cdef bint copied = False
+        if unlikely(length > self.payload_size):
             self.drop_damaged(ref, length)
         try:
             payload = PyBytes_FromStringAndSize(<const char *> cell + sizeof(RingCell), length)
-        except MemoryError:
-            ring_put_back(&self.ring, ref.cell, ref.word)
-            pass_taken(&self.ring, ref)
-            raise
+            copied = True
+        finally:
+            # not `except`, for which every call would save what is being handled by its callers
+            if not copied:
+                ring_put_back(&self.ring, ref.cell, ref.word)
+                pass_taken(&self.ring, ref)
         free_taken(&self.ring, ref)
         return payload
 
@@ -323,15 +332,15 @@ cdef class SharedMessages(Numbered):
         cdef int n = 0
         prefetch_oldest(&self.ring, wanted)
         while n < wanted:
-            if n == 0 and is_first:
-                code = self.take_mending(&refs[n])
-                if code == CORRUPT:
-                    raise_code(code, self.file_path, "")
-            else:
-                code = take_oldest(&self.ring, &refs[n])
-            if code != OK:
-                break
-            if self.length_of(&refs[n]) > self.payload_size:
+            code = take_oldest(&self.ring, &refs[n])
+            if unlikely(code != OK):
+                if n == 0 and is_first:
+                    code = self.take_mending_on(code, &refs[n])
+                    if code == CORRUPT:
+                        raise_code(code, self.file_path, "")
+                if code != OK:
+                    break
+            if unlikely(self.length_of(&refs[n]) > self.payload_size):
                 if n == 0 and is_first:
                     self.drop_damaged(&refs[n], self.length_of(&refs[n]))
                 # a later call meets the damaged one alone, so that its error costs nothing that was popped

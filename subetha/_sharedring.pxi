@@ -71,12 +71,13 @@ cdef class SharedRing(SharedMessages):
     cdef inline Code push_now(self, Text *text) except? LOST:
         cdef Filled filled
         cdef Code code = ring_fill(&self.ring, text.data, text.length, &filled)
-        if code == FULL and self.rescued_by(FULL_LOOK_MS):
-            code = ring_fill(&self.ring, text.data, text.length, &filled)
-        if code != OK:
-            return code
+        if unlikely(code != OK):
+            if code == FULL and self.rescued_by(FULL_LOOK_MS):
+                code = ring_fill(&self.ring, text.data, text.length, &filled)
+            if code != OK:
+                return code
         code = ring_publish(&self.ring, &filled)
-        if code != OK:
+        if unlikely(code != OK):
             code = self.publish_after_repair(&filled)
         wake_one(&self.ring.lines.items)
         return code
