@@ -24,7 +24,7 @@ from subetha._deque cimport (
 from subetha._layout cimport CLAIMABLE, CORRUPT, EMPTY, LOST, OK, READY, Code
 from subetha._process cimport is_time_to_look, wake_one
 from subetha._repair cimport refs_call_for_repair, refs_look
-from subetha._ring cimport Ref, refs_pass, refs_peek, refs_prefetch, refs_waits
+from subetha._ring cimport Ref, unlikely, refs_pass, refs_peek, refs_prefetch, refs_waits
 from subetha._sharedring cimport Ring, ring_free, ring_has_items, ring_mark_all, ring_put_back, ring_take
 
 
@@ -65,6 +65,13 @@ cdef inline void ends_settle_damaged(Ring *ring) noexcept nogil:
     refs_call_for_repair(&ring.refs)
 
 
+cdef inline bint ends_have_room(Ends *ends, uint64_t n) noexcept nogil:
+    """Are there places for `n` more, at most as many as there are cells?"""
+    # E3: pairs with E4
+    cdef uint64_t span = load_relaxed_u64(ends.bottom) - load_seq_cst_u64(ends.top)
+    return span <= <uint64_t> ends.size - n
+
+
 cdef inline void deque_make_room(Ring *ring, uint64_t n) noexcept nogil:
     """Places for `n` more. What stands in the way at the top is stepped over where it is gone, else goes on into `back`.
 
@@ -92,7 +99,8 @@ cdef inline bint deque_push(Ring *ring, const Filled *filled, uint64_t n, uint64
     """Show cells that were written, all at once. False: this is not the owner any more."""
     if not deque_is_owned(ring, mine):
         return False
-    deque_make_room(ring, n)
+    if unlikely(not ends_have_room(&ring.ends, n)):
+        deque_make_room(ring, n)
     ends_push(&ring.ends, &ring.cells, filled, n)
     return True
 

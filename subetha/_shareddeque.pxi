@@ -17,6 +17,7 @@ cdef class SharedDeque(SharedMessages):
     """
 
     cdef bint is_thief
+    cdef uint64_t mine          # what the owner's word is while this handle is the owner
 
     def __init__(self):
         raise TypeError(
@@ -98,15 +99,15 @@ cdef class SharedDeque(SharedMessages):
 
     # ---- the owner ----
 
-    @cython.final
-    cdef inline uint64_t mine(self) noexcept:
-        """What the owner's word is while this handle is the owner."""
-        return status_incarnation(self.number.status) << 16 | self.ring.owner
+    cdef int joined(self, uint64_t number) except -1:
+        SharedMessages.joined(self, number)
+        self.mine = status_incarnation(self.number.status) << 16 | number
+        return 0
 
     @cython.final
     cdef inline int be_owner(self) except -1:
         self.join()
-        if self.is_thief or not deque_is_owned(&self.ring, self.mine()):
+        if self.is_thief or not deque_is_owned(&self.ring, self.mine):
             self.take_over()
         return 0
 
@@ -135,7 +136,7 @@ cdef class SharedDeque(SharedMessages):
                     continue
             # in one go for other threads of this handle: who sees itself as the owner finds top and bottom settled
             with cython.critical_section(self):
-                done = deque_is_owned(&self.ring, self.mine()) or deque_own(&self.ring, seen, self.mine())
+                done = deque_is_owned(&self.ring, self.mine) or deque_own(&self.ring, seen, self.mine)
             if done:
                 return 0
         raise errors.NotOwner(
@@ -190,42 +191,55 @@ cdef class SharedDeque(SharedMessages):
 
     cdef int give_up(self) except -1:
         if self.number is not None and self.number.is_mine():
-            deque_disown(&self.ring, self.mine())
+            deque_disown(&self.ring, self.mine)
         return SharedMessages.give_up(self)
 
     # ---- push ----
 
-    cdef Code push_text(self, Text *text) except? LOST:
+    @cython.final
+    cdef inline Code push_now(self, Text *text) except? LOST:
         cdef Filled filled
         cdef Code code = self.write(text, &filled)
-        if code == OK:
+        if likely(code == OK):
             self.show(&filled, 1)
         self.observe(OP_PUSH, code != OK, code == OK)
         return code
 
+    cdef Code push_text(self, Text *text) except? LOST:
+        return self.push_now(text)
+
     @cython.final
     cdef inline Code write(self, Text *text, Filled *filled) except? LOST:
         cdef Code code = ring_write(&self.ring, text.data, text.length, filled)
-        if code == FULL and self.rescued_by(FULL_LOOK_MS):
+        if unlikely(code == FULL) and self.rescued_by(FULL_LOOK_MS):
             code = ring_write(&self.ring, text.data, text.length, filled)
         return code
 
     @cython.final
-    cdef int show(self, const Filled *filled, Py_ssize_t n) except -1:
+    cdef inline int show(self, const Filled *filled, Py_ssize_t n) except -1:
         """Show messages that were written, all at once; where this is not the owner any more they are withdrawn."""
+        cdef bint done
+        with cython.critical_section(self):
+            done = deque_push(&self.ring, filled, <uint64_t> n, self.mine)
+        if unlikely(not done):
+            self.show_as_owner(filled, n)
+        wake_up_to(&self.ring.lines.items, <int> n)
+        return 0
+
+    @cython.final
+    cdef int show_as_owner(self, const Filled *filled, Py_ssize_t n) except -1:
+        """`show`, of who has to become the owner before that."""
         cdef bint done = False
         cdef int _tries
         try:
             for _tries in range(REPAIRS):
                 self.be_owner()
                 with cython.critical_section(self):
-                    done = deque_push(&self.ring, filled, <uint64_t> n, self.mine())
+                    done = deque_push(&self.ring, filled, <uint64_t> n, self.mine)
                 if done:
                     break
         finally:
-            if done:
-                wake_up_to(&self.ring.lines.items, <int> n)
-            else:
+            if not done:
                 self.withdraw(filled, n)
         if not done:
             raise_code(CORRUPT, self.file_path, "")
@@ -270,7 +284,7 @@ cdef class SharedDeque(SharedMessages):
             text_of(payload, &text)
             try:
                 self.check_payload(&text)
-                code = self.push_text(&text)
+                code = self.push_now(&text)
             finally:
                 text_done(&text)
             if code != OK:
@@ -353,16 +367,24 @@ cdef class SharedDeque(SharedMessages):
 
     @cython.final
     cdef inline Code pop_once(self, Ref *ref) except? LOST:
-        cdef Code code = LOST
+        cdef Code code
+        self.join()
+        with cython.critical_section(self):
+            code = deque_pop(&self.ring, ref, self.mine)
+        return code if likely(code == OK) else self.pop_on(code, ref)
+
+    @cython.final
+    cdef Code pop_on(self, Code code, Ref *ref) except? LOST:
+        """After a pop that was not OK: become the owner, or repair, and try again."""
         cdef int _tries
         for _tries in range(REPAIRS):
-            self.be_owner()
-            with cython.critical_section(self):
-                code = deque_pop(&self.ring, ref, self.mine())
             if code == OK or code == EMPTY:
                 break
             if code == CORRUPT:
                 self.repair()
+            self.be_owner()
+            with cython.critical_section(self):
+                code = deque_pop(&self.ring, ref, self.mine)
         return code
 
     def pop(self):
@@ -382,7 +404,7 @@ cdef class SharedDeque(SharedMessages):
         self.enter()
         try:
             code = self.pop_once(&ref)
-            if code == EMPTY and self.rescued_by(EMPTY_LOOK_MS):
+            if unlikely(code == EMPTY) and self.rescued_by(EMPTY_LOOK_MS):
                 code = self.pop_once(&ref)
             self.observe(OP_POP, code != OK, code == OK)
             if code != OK:
