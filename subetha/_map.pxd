@@ -89,6 +89,7 @@ ctypedef struct Map:
     uint64_t seed
     uint64_t turn_mask          # of the part of a generation that the word of a key has room for
     uint64_t version_mask       # of a cell's version
+    uint64_t cell_mask          # of its number
     uint32_t cell_shift
     uint32_t version_shift
     uint64_t owner              # this handle's number
@@ -113,10 +114,21 @@ ctypedef struct MapFound:
     uint64_t generation
     uint64_t cell               # where the word has a key
     uint64_t version            # of the cell
+    uint64_t seen               # the cell's word, which showed that
     uint32_t length             # of the value
 
 
 # ---- keys ----
+
+
+cdef inline uint64_t hash_word(uint64_t h, uint64_t word) noexcept nogil:
+    h = (h ^ word) * <uint64_t> 0x9E3779B97F4A7C15
+    return h ^ h >> 32
+
+
+cdef inline uint64_t hash_end(uint64_t h) noexcept nogil:
+    h *= <uint64_t> 0xD6E8FEB86659FD93
+    return h ^ h >> 32
 
 
 cdef inline uint64_t map_hash(const MapKey *key, uint64_t seed) noexcept nogil:
@@ -124,10 +136,8 @@ cdef inline uint64_t map_hash(const MapKey *key, uint64_t seed) noexcept nogil:
     cdef uint64_t h = seed ^ key.length
     cdef uint32_t i
     for i in range(key.count):
-        h = (h ^ key.words[i]) * <uint64_t> 0x9E3779B97F4A7C15
-        h ^= h >> 32
-    h *= <uint64_t> 0xD6E8FEB86659FD93
-    return h ^ h >> 32
+        h = hash_word(h, key.words[i])
+    return hash_end(h)
 
 
 cdef inline uint64_t last_word(const uint8_t *data, uint32_t length) noexcept nogil:
@@ -146,15 +156,21 @@ cdef inline uint64_t last_word(const uint8_t *data, uint32_t length) noexcept no
 
 
 cdef inline void map_key_init(MapKey *key, uint64_t seed, const uint8_t *data, uint32_t length) noexcept nogil:
-    """Copy a key of at most KEY_BYTES, and hash it."""
+    """Copy a key of at most KEY_BYTES, and hash it, as `map_hash`."""
+    cdef uint64_t h = seed ^ length
+    cdef uint64_t word
     cdef uint32_t i
     key.length = length
     key.count = (length + 7) // 8
     for i in range(length // 8):
-        memcpy(&key.words[i], data + 8 * i, 8)
+        memcpy(&word, data + 8 * i, 8)
+        key.words[i] = word
+        h = hash_word(h, word)
     if length & 7:
-        key.words[key.count - 1] = last_word(data, length)
-    key.hash = map_hash(key, seed)
+        word = last_word(data, length)
+        key.words[key.count - 1] = word
+        h = hash_word(h, word)
+    key.hash = hash_end(h)
 
 
 cdef inline MapCell *map_cell(Map *map, uint64_t index) noexcept nogil:
@@ -165,9 +181,8 @@ cdef inline uint8_t *map_value(Map *map, uint64_t index) noexcept nogil:
     return <uint8_t *> map_cell(map, index) + sizeof(MapCell)
 
 
-cdef inline bint map_cell_has(Map *map, uint64_t index, const MapKey *key) noexcept nogil:
+cdef inline bint map_cell_has(const MapCell *cell, const MapKey *key) noexcept nogil:
     """Is that its key? Somebody may be writing there: it counts where `map_cell_is` says so afterwards."""
-    cdef MapCell *cell = map_cell(map, index)
     cdef uint32_t i
     if load_relaxed_u64(&cell.hash) != key.hash or load_relaxed_u32(&cell.key_length) != key.length:
         return False
@@ -203,6 +218,7 @@ cdef inline void map_init_widths(Map *map, uint32_t cell_bits) noexcept nogil:
     map.version_shift = 64 - version_bits
     map.turn_mask = (<uint64_t> 1 << (rest - version_bits)) - 1
     map.version_mask = (<uint64_t> 1 << version_bits) - 1
+    map.cell_mask = (<uint64_t> 1 << cell_bits) - 1
 
 
 cdef inline uint64_t slot_empty(uint64_t generation) noexcept nogil:
@@ -224,7 +240,7 @@ cdef inline bint slot_is_of(Map *map, uint64_t word, uint64_t generation) noexce
 
 
 cdef inline uint64_t slot_cell(Map *map, uint64_t word) noexcept nogil:
-    return (word & ((<uint64_t> 1 << map.version_shift) - 1)) >> map.cell_shift
+    return word >> map.cell_shift & map.cell_mask
 
 
 cdef inline bint slot_refers(Map *map, uint64_t word, uint64_t index, uint64_t version) noexcept nogil:
@@ -255,21 +271,26 @@ cdef inline bint phase_cas(Map *map, uint64_t seen, uint64_t phase) noexcept nog
     return cas_seq_cst_u64(&map.lines.phase, seen, phase)
 
 
-cdef inline bint map_cell_is(Map *map, uint64_t word, uint64_t index, uint64_t *version) noexcept nogil:
-    """Is the cell still what the slot's word refers to? Asked after something was copied out of it.
+cdef inline bint map_cell_shows(Map *map, uint64_t word, uint64_t index, uint64_t *version, uint64_t *seen) noexcept nogil:
+    """Is the cell still what the slot's word refers to? Asked after something was copied out of it. `seen` is the cell's word.
 
     A cell that was freed since counts: nobody writes there before it is somebody's own (WRITING).
     """
-    cdef uint64_t seen
     fence_acquire()
     # K5: pairs with K6 and C4; whoever has copied a byte of the next content sees here that its cell was freed before
-    seen = load_acquire_u64(cell_word(&map.cells, index))
-    version[0] = word_version(seen)
-    if word_state(seen) == FREE:
+    seen[0] = load_acquire_u64(cell_word(&map.cells, index))
+    version[0] = word_version(seen[0])
+    if word_state(seen[0]) == FREE:
         version[0] = (version[0] - 1) & ((<uint64_t> 1 << VERSION_BITS) - 1)
-    elif word_state(seen) != READY:
+    elif word_state(seen[0]) != READY:
         return False
     return slot_refers(map, word, index, version[0])
+
+
+cdef inline bint map_cell_is(Map *map, uint64_t word, uint64_t index, uint64_t *version) noexcept nogil:
+    """`map_cell_shows`, for whoever does not look again."""
+    cdef uint64_t seen
+    return map_cell_shows(map, word, index, version, &seen)
 
 
 # ---- finding ----
@@ -287,6 +308,7 @@ cdef inline Code map_probe(Map *map, uint64_t phase, const MapKey *key, bint wri
     cdef uint64_t i = key.hash & mask
     cdef uint64_t word, again
     cdef uint64_t _n
+    cdef const MapCell *cell
     cdef bint is_it
     cdef int tries = 0
     out.generation = generation
@@ -304,9 +326,10 @@ cdef inline Code map_probe(Map *map, uint64_t phase, const MapKey *key, bint wri
             out.cell = slot_cell(map, word)
             if out.cell >= map.cells.count:
                 return CORRUPT
-            is_it = map_cell_has(map, out.cell, key)
-            out.length = load_relaxed_u32(&map_cell(map, out.cell).value_length)
-            if map_cell_is(map, word, out.cell, &out.version):
+            cell = map_cell(map, out.cell)
+            is_it = map_cell_has(cell, key)
+            out.length = load_relaxed_u32(&cell.value_length)
+            if map_cell_shows(map, word, out.cell, &out.version, &out.seen):
                 if is_it:
                     out.slot = &slots[i]
                     out.word = word
@@ -361,7 +384,7 @@ cdef inline Code map_look_at(Map *map, uint64_t phase, uint64_t i, MapKey *key, 
         if out.cell >= map.cells.count:
             return CORRUPT
         is_whole = map_key_read(map, out.cell, key, &out.length)
-        if map_cell_is(map, word, out.cell, &out.version):
+        if map_cell_shows(map, word, out.cell, &out.version, &out.seen):
             return OK if is_whole else CORRUPT
         if slot_load(slot) == word:
             return LOST
@@ -371,6 +394,10 @@ cdef inline Code map_look_at(Map *map, uint64_t phase, uint64_t i, MapKey *key, 
 cdef inline bint map_still(Map *map, const MapFound *found) noexcept nogil:
     """Asked after the value was copied: is the copy whole, and what the slot referred to?"""
     cdef uint64_t version
+    fence_acquire()
+    # K5: pairs with K6 and C4; as nearly always, nothing at all has become of the cell
+    if load_acquire_u64(cell_word(&map.cells, found.cell)) == found.seen:
+        return True
     return map_cell_is(map, found.word, found.cell, &version) and version == found.version
 
 
@@ -661,7 +688,7 @@ cdef inline bint map_move_key(Map *map, uint64_t phase, uint64_t word, uint64_t 
             return True
         other = slot_cell(map, seen)
         if other < map.cells.count:
-            is_it = map_cell_has(map, other, &key)
+            is_it = map_cell_has(map_cell(map, other), &key)
             if map_cell_is(map, seen, other, &version):
                 if is_it:
                     return True

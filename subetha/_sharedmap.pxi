@@ -344,7 +344,9 @@ cdef class SharedHashMap(Numbered):
             return self.copy_of_block(found, repairs)
         value = PyBytes_FromStringAndSize(NULL, found.length)
         copy_unowned(PyBytes_AS_STRING(value), map_value(&self.shared, found.cell), found.length)
-        return value if map_still(&self.shared, found) else None
+        if unlikely(not map_still(&self.shared, found)):
+            return None
+        return value
 
     @cython.final
     cdef inline object read(self, object given, object default):
@@ -698,7 +700,7 @@ cdef class SharedHashMap(Numbered):
     def setdefault(self, key, default, /):
         """The value of a key; where there is none, `default` becomes it. Of several who do this at once, all get the same."""
         cdef MapKey name
-        cdef MapFound found = MapFound(NULL, 0, 0, 0, 0, 0)
+        cdef MapFound found = MapFound(NULL, 0, 0, 0, 0, 0, 0)
         cdef Text text
         cdef Blob blob
         cdef bytes value
