@@ -1,15 +1,19 @@
-/* Taking over a dead worker's job, and dead letters (bury_job, rescue_pass, job_start, queue_put_back, queue_retry_letter in subetha/_recovery.pxd and
-   _queue.pxd) in a small world: 1 cell, workers that claim, start, finish or release, 2 rescuers at once, with -DRETRIER one who lets a
-   letter run again; any of them may die or stop at any step, a rescuer also between taking over and putting back. A job is a letter after
-   MAXA deaths. `pub` and `mail` are references to the cell's present version in `back` or `submit`, and in the client's mailbox.
+/* Taking over a dead worker's job, and dead letters (bury_job, rescue_pass, job_start, queue_put_back, queue_retry_letter, queue_drop_letter in
+   subetha/_recovery.pxd and _queue.pxd) in a small world: 1 cell, workers that claim, start, finish or release, 2 rescuers at once, with
+   -DRETRIER one who lets a letter run again, with -DDROPPER one who drops it; any of them may die or stop at any step, a rescuer also
+   between taking over and putting back. A job is a letter after MAXA deaths. `pub` and `mail` are references to the cell's present
+   version in `back` or `submit`, and in the client's mailbox.
    Checked: nobody writes into a cell that a living one other than itself holds; a letter has as many attempts as workers died that had
    started it, each named once as a cause; whoever is told reads a whole result or letter; the client is told once (once more for a
    letter that ran again), and at the end the cell is free or a letter that was told.
+   A cell that was fenced, or a letter that was told and is dropped, is discarded by way of COLLECTED(me) of the next version.
      spin -a -DMAXDEATHS=3 bury.pml && gcc -O1 -w -DSAFETY -DCOLLAPSE -o pan pan.c && ./pan -m1000000
                                                         1.0 million states, no error
      -DMAXDEATHS=2 -DRETRIER -DNRES=1                   45 thousand
      -DMAXDEATHS=1 -DFENCES=1                           789 thousand (a leader moves the job away from whoever has it, who discards the cell)
      -DMAXDEATHS=2 -DRETRIER -DNRES=1 -DFENCES=1        146 thousand
+     -DMAXDEATHS=3 -DDROPPER                            2.0 million
+     -DMAXDEATHS=3 -DDROPPER -DRETRIER -DNRES=1         347 thousand
    Variants that must fail (with -DMAXDEATHS=3):
      -DBROKEN_DIRECT        the death is written down without taking over (a slow rescuer writes into a cell that another one has)
      -DBROKEN_SAMEVERSION   taking over keeps the version (the next rescuer charges the job with the death of the first)
@@ -19,6 +23,8 @@
      -DBROKEN_CAUSELAST     the attempt is counted before its cause is prepared (dies between: a letter with a cause of nobody)
      -DMAXDEATHS=1 -DFENCES=1 -DBROKEN_NODISCARD   whoever finds its cell fenced leaves it (leaked)
      -DMAXDEATHS=2 -DFENCES=1 -DBROKEN_LEFT        a rescue leaves what the dead was discarding (leaked)
+     -DDROPPER -DBROKEN_LEFT                       the same, of a letter that is dropped
+     -DDROPPER -DBROKEN_DROPUNTOLD                 a letter that its client was not told of is discarded (the client waits for ever)
    Not in it: places of rings (cells.pml -DTAKEOVER), the client's death (mail.pml), the copy of a fenced job (lapsed.pml; here it is
    answered as soon as the job is fenced), more cells, blocks, weak memory. */
 #define FREE 0
@@ -45,6 +51,9 @@
 #define FENCES 0         /* how often a leader moves the job away from who has it, dead or alive */
 #endif
 #define CAUSES 3
+#if defined(DROPPER) && NW>2
+#error "the dropper has the third worker's number"
+#endif
 #define KNOWN 8          /* a cause: who died, and whether somebody has written how */
 byte ver, st=READY, own=1; bit pub=1, mail;              /* the word, and the references to it */
 byte att, chg, cause[CAUSES], text, res;                 /* the cell */
@@ -57,9 +66,9 @@ byte deaths, told, reruns; bit dead[8], ran[8], resc[8], over;
 
 inline publish(v) { atomic { STEP; if :: ver==v && WAITS -> pub=1 :: else fi } }
 inline deliver(v) { atomic { STEP; if :: ver==v && (st==DONE || (st==DEAD && own!=0)) -> mail=1 :: else fi } }
-/* job_discard of FENCED(o) v: by way of COLLECTED(me) v+1 */
-inline discard(v, o) {
-  atomic { STEP; ok=0; if :: WORD(v,FENCED,o) -> st=COLLECTED; own=me; ver=v+1; ok=1 :: else fi }
+/* job_discard of s(o) v: by way of COLLECTED(me) v+1 */
+inline discard(v, s, o) {
+  atomic { STEP; ok=0; if :: WORD(v,s,o) -> st=COLLECTED; own=me; ver=v+1; ok=1 :: else fi }
   if
   :: ok -> atomic { STEP; assert(WORD(v+1,COLLECTED,me)); st=FREE; own=0; ver=v+2 }
   :: else
@@ -70,7 +79,7 @@ inline lost(v) {
 #ifdef BROKEN_NODISCARD
   skip
 #else
-  discard(v, me)
+  discard(v, FENCED, me)
 #endif
 }
 /* TAKEN(me) v -> RETRY(me) v+1, uncharged, published */
@@ -145,6 +154,25 @@ proctype retrier(byte me) {
 die: atomic { v=0; ow=0; ok=0 }
 }
 #endif
+#ifdef DROPPER
+proctype dropper(byte me) {
+  byte v, ow; bit ok;
+  if
+  :: atomic { st==DEAD && !over -> v=ver; ow=own }
+#ifndef BROKEN_DROPUNTOLD
+     if
+     :: ow!=0 ->          /* its client has not been told: an ordinary result from here on */
+        atomic { STEP; if :: WORD(v,DEAD,ow) -> st=DONE :: else fi }
+     :: else -> discard(v, DEAD, 0)
+     fi
+#else
+     discard(v, DEAD, ow)
+#endif
+  :: over
+  fi;
+die: atomic { v=0; ow=0; ok=0 }
+}
+#endif
 proctype rescuer(byte me) {
   byte d, v, s, ow, w, x; bit ok, seen, found;
 again:
@@ -198,7 +226,7 @@ again:
      fi;
 #endif
      skip
-  :: ow==d && s==FENCED -> found=1; discard(v, d)
+  :: ow==d && s==FENCED -> found=1; discard(v, FENCED, d)
 #ifndef BROKEN_LEFT
   :: ow==d && s==COLLECTED -> found=1; atomic { STEP; if :: WORD(v,COLLECTED,d) -> st=FREE; own=0; ver=v+1 :: else fi }
 #endif
@@ -238,7 +266,7 @@ proctype leader(byte n) {
 inline collect() {
   atomic {
     if
-    :: mail && st==DONE -> assert(res==1); told++; mail=0; st=FREE; own=0; ver++; pub=0
+    :: mail && st==DONE -> assert(res==1 || text==MAXA); told++; mail=0; st=FREE; own=0; ver++; pub=0
     :: mail && st==DEAD && own!=0 -> assert(text==MAXA); told++; mail=0; own=0; ver++
     :: else
     fi }
@@ -260,6 +288,9 @@ init {
 #endif
 #ifdef RETRIER
     run retrier(1);
+#endif
+#ifdef DROPPER
+    run dropper(4);
 #endif
 #if FENCES>0
     run leader(FENCES);

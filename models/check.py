@@ -91,6 +91,8 @@ RUNS = {
             "-DMAXDEATHS=2 -DRETRIER -DNRES=1",
             "-DMAXDEATHS=1 -DFENCES=1",
             "-DMAXDEATHS=2 -DRETRIER -DNRES=1 -DFENCES=1",
+            "-DMAXDEATHS=3 -DDROPPER",
+            "-DMAXDEATHS=3 -DDROPPER -DRETRIER -DNRES=1",
         ],
         "broken": [
             "-DMAXDEATHS=3 -DBROKEN_DIRECT",
@@ -101,6 +103,8 @@ RUNS = {
             "-DMAXDEATHS=3 -DBROKEN_CAUSELAST",
             "-DMAXDEATHS=1 -DFENCES=1 -DBROKEN_NODISCARD",
             "-DMAXDEATHS=2 -DFENCES=1 -DBROKEN_LEFT",
+            "-DMAXDEATHS=3 -DDROPPER -DNRES=1 -DBROKEN_LEFT",
+            "-DMAXDEATHS=3 -DDROPPER -DNRES=1 -DBROKEN_DROPUNTOLD",
         ],
         "long": ["-DMAXDEATHS=3 -DRETRIER"],
     },
