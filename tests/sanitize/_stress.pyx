@@ -10,7 +10,7 @@ Counters are relaxed and nothing else is shared, so that the driver itself order
 """
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
 from subetha._atomics cimport *
@@ -19,6 +19,7 @@ from subetha._cells cimport *
 from subetha._deque cimport *
 from subetha._handshake cimport *
 from subetha._heartbeat cimport *
+from subetha._keep cimport *
 from subetha._lapse cimport *
 from subetha._layout cimport *
 from subetha._map cimport *
@@ -37,7 +38,9 @@ from subetha._watch cimport *
 
 cdef extern from "native.h" nogil:
     int PAST_THE_END        # 1: copy one byte more than a message has
+    int PIECE_PAST_THE_END  # 1: say that a piece has one byte more than it has
     int SHIFT_TOO_FAR       # 64: shift by that
+    int LOOKS_AGAIN         # 0: who reads a kept result does not look at its word once more
     int64_t count_add(int64_t *p, int64_t n)
     int64_t count_get(const int64_t *p)
     uint8_t bits_or(uint8_t *p, uint8_t bits)

@@ -22,6 +22,15 @@ static inline int cas_relaxed_u64(uint64_t *p, uint64_t expected, uint64_t desir
     return __atomic_compare_exchange_n(p, &expected, desired, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
 }
 
+/* KEPT of _layout.pxd; with an owner, who is about to let everybody have it */
+#define KEPT_STATE 12
+static inline int cas_kept_relaxed_u64(uint64_t *p, uint64_t expected, uint64_t desired)
+{
+    if ((expected >> 16 & 15) == KEPT_STATE && (expected & 0xFFFF) != 0)
+        return cas_relaxed_u64(p, expected, desired);
+    return cas_seq_cst_u64(p, expected, desired);
+}
+
 static inline uint64_t fetch_add_relaxed_u64(uint64_t *p, uint64_t v) { return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
 
 #if defined(FAULT_STORE_RELEASE) /* C3, C5, B1, the link of a block */
@@ -30,6 +39,8 @@ static inline uint64_t fetch_add_relaxed_u64(uint64_t *p, uint64_t v) { return _
 #define load_acquire_u64 load_relaxed_u64
 #elif defined(FAULT_CAS_SEQ_CST) /* C4, C6, C8, C9, R6 */
 #define cas_seq_cst_u64 cas_relaxed_u64
+#elif defined(FAULT_KEPT) /* N1 */
+#define cas_seq_cst_u64 cas_kept_relaxed_u64
 #elif defined(FAULT_CAS_ACQ_REL) /* C2, C7, R4, B4 */
 #define cas_acq_rel_u64 cas_relaxed_u64
 #elif defined(FAULT_FETCH_ADD) /* G3, G5 */
@@ -40,6 +51,18 @@ static inline uint64_t fetch_add_relaxed_u64(uint64_t *p, uint64_t v) { return _
 #define PAST_THE_END 1
 #else
 #define PAST_THE_END 0
+#endif
+
+#ifdef FAULT_PIECE
+#define PIECE_PAST_THE_END 1
+#else
+#define PIECE_PAST_THE_END 0
+#endif
+
+#ifdef FAULT_SECOND_LOOK /* F1 */
+#define LOOKS_AGAIN 0
+#else
+#define LOOKS_AGAIN 1
 #endif
 
 #ifdef FAULT_SHIFT

@@ -1,4 +1,5 @@
-# A queue: clients, workers, mortals, rescuers, one who fences, one who clears letters away, and the timer.
+# A queue: clients, workers that run some of the closure ids each, readers of kept results, mortals, rescuers, one who fences,
+# one who clears letters away, and the timer.
 
 cdef enum:
     Q_SUBMITTED
@@ -17,21 +18,44 @@ cdef enum:
     Q_FENCED
     Q_LETTERS       # retried or dropped
     Q_PARKED
+    Q_CUT           # frames whose data lay in pieces
+    Q_KEPT          # results that their clients have collected, and which stay
+    Q_READ          # kept results and letters, by those whose they are not
+    Q_MOVED         # that went while they were being read
+    Q_FORGOTTEN
+    Q_EXPIRED
+    Q_UNKNOWN       # jobs that a worker has left to those that run them
+    Q_STRANGERS     # answered since nobody runs them
+    Q_RETRIED
+    Q_RESTED        # jobs that a worker died of, put aside until their backoff has passed
+    Q_ENDED         # cancelled while they ran
     QUEUE_COUNTS
 
 QUEUE_NAMES = (
     "submitted answered told cancelled dropped finished released refused blocks no_block died rescued repaired fenced letters "
-    "parked"
+    "parked cut kept read moved forgotten expired unknown strangers retried rested ended"
 ).split()
 
 cdef enum:
     TOKENS = 1 << 22        # jobs of one client at most
-    JOB_HEADER = 10         # token u32, then its bytes
+    JOB_HEADER = 10         # closure id u32 | token u32, then its bytes
     RESULT_HEAD = 7         # token u32 | status u8 | length u16
     LONGEST = 12000         # three classes of blocks
     FEW = 4                 # jobs that a client has under way
     SOON_NS = 1000000
     LAST_MS = 30000         # for the results of what was submitted
+    PIECES = 3
+    KEEP_S = 1
+    LAST_S = 3600           # of a result that its client alone forgets
+    LATER_S = 2             # a clock so far ahead finds the other ones expired
+    UNKNOWN_NS = 20000000   # so long a job waits for somebody that runs it
+
+cdef enum:
+    # closure ids: everybody runs the first one, each worker one of the next two, only who asks for no closure id the last one
+    ALL_RUN
+    SOME_RUN
+    OTHERS_RUN
+    NOBODY_RUNS
 
 
 ctypedef struct Client:
@@ -39,6 +63,18 @@ ctypedef struct Client:
     uint8_t *state          # of each token: 1 pending, 2 over
     uint64_t token
     uint64_t held
+
+
+cdef uint32_t closure_of(uint64_t job_id) noexcept nogil:
+    cdef uint32_t token = <uint32_t> job_id
+    if token & 63 == 63:
+        return NOBODY_RUNS
+    return token & 7 if token & 7 <= OTHERS_RUN else ALL_RUN
+
+
+cdef bint lasts(uint64_t job_id) noexcept nogil:
+    """Is its result to stay until its client has read it there?"""
+    return job_id & 63 == 3
 
 
 cdef class QueueWorld(World):
@@ -49,6 +85,8 @@ cdef class QueueWorld(World):
     cdef int pool_fd
     cdef int mail_fd
     cdef int64_t submitting
+    cdef uint32_t runs[2][2]    # the closure ids of each kind of worker, in order
+    cdef uint32_t live[3]       # those of anybody
 
     def __init__(self, dict files, dict fds, dict sizes, dict geometry, int clients):
         """`files`: name to contents, writable; `sizes`: name to what _core.QueueHandle says of it."""
@@ -60,6 +98,9 @@ cdef class QueueWorld(World):
         cdef Queue *q = &self.queue
         self.maps = files
         self.submitting = clients
+        self.runs[0][0] = self.runs[1][0] = self.live[0] = ALL_RUN
+        self.runs[0][1] = self.live[1] = SOME_RUN
+        self.runs[1][1] = self.live[2] = OTHERS_RUN
         # the pool
         contents = files["pool"]
         at = <uint8_t *> &contents[0]
@@ -180,18 +221,51 @@ cdef class QueueWorld(World):
         while wait_for(word, check, context, &self.never_closed, deadline, &stage) == SIGNAL:
             pass
 
+    # ---- frames ----
+
+    cdef void cut(self, Frame *frame, Piece *pieces, uint64_t *random) noexcept nogil:
+        """As _Pieces of _queue.pxi: the data in several buffers, each in memory of its own."""
+        cdef uint8_t *piece
+        cdef const uint8_t *at = frame.data
+        cdef uint64_t left = frame.data_length
+        cdef uint64_t length
+        cdef int i
+        for i in range(PIECES):
+            length = left if i == PIECES - 1 else next_random(random) % (left + 1)
+            piece = <uint8_t *> malloc(length + (length == 0))
+            memcpy(piece, at, length)
+            pieces[i].data = piece
+            pieces[i].length = length
+            at += length
+            left -= length
+        pieces[PIECES - 1].length += PIECE_PAST_THE_END
+        frame.data = NULL
+        frame.pieces = pieces
+        frame.pieces_count = PIECES
+        self.count(Q_CUT)
+
+    cdef void cut_ends(self, Frame *frame, Piece *pieces) noexcept nogil:
+        cdef int i
+        if frame.data == NULL:
+            for i in range(PIECES):
+                free(<void *> pieces[i].data)
+
     # ---- clients ----
 
     cdef Code submit(self, Queue *q, uint64_t job_id, uint64_t *random) noexcept nogil:
         cdef uint8_t data[LONGEST]
+        cdef Piece pieces[PIECES]
         cdef Frame frame
         cdef JobOptions options
+        cdef Code code
+        cdef uint32_t closure_id = closure_of(job_id)
         cdef uint32_t token = <uint32_t> job_id
         cdef uint64_t how = next_random(random)
         frame.crc32 = 0
         frame.header_length = JOB_HEADER
-        memcpy(frame.header, &token, 4)
-        fill_bytes(frame.header + 4, job_id, JOB_HEADER - 4)
+        memcpy(frame.header, &closure_id, 4)
+        memcpy(frame.header + 4, &token, 4)
+        fill_bytes(frame.header + 8, job_id, JOB_HEADER - 8)
         memcpy(frame.block_header, frame.header, JOB_HEADER)
         # now and then as long as an area or longer than one
         frame.data_length = q.job_bytes - JOB_HEADER
@@ -206,14 +280,19 @@ cdef class QueueWorld(World):
         options.priority = <uint8_t> (next_random(random) % LEVELS)
         options.max_attempts = 1 + (how >> 9 & 1)
         options.timeout_ms = 1 + SOON_NS // 1000000 if how & 0x60 == 0x20 else 0
-        options.keep_s = 0
+        options.keep_s = LAST_S if lasts(job_id) else KEEP_S if how & 0x18000 == 0x8000 else 0
         options.backoff_ms = how >> 13 & 1
         options.doublings = 1
         options.due_ns = due_now(q) + how % SOON_NS if how & 0x1C00 == 0x400 else 0
-        return queue_submit(q, &frame, job_id, &options)
+        if how & 0x60000 == 0x20000:
+            self.cut(&frame, pieces, random)
+        code = queue_submit(q, &frame, job_id, &options)
+        self.cut_ends(&frame, pieces)
+        return code
 
     cdef void submit_one(self, Queue *q, Client *client, uint64_t *random) noexcept nogil:
         cdef Code code
+        cdef uint64_t expired
         # before it is there: its result may come at once
         client.state[client.token] = 1
         client.held += 1
@@ -225,30 +304,42 @@ cdef class QueueWorld(World):
         client.state[client.token] = 0
         client.held -= 1
         if code == FULL:
-            self.sleep(&q.lines.space, queue_has_space, q)
+            expired = kept_free_expired(q)
+            count_add(&self.counts[Q_EXPIRED], expired)
+            if expired == 0:
+                self.sleep(&q.lines.space, queue_has_space, q)
         elif code == NO_BLOCK or code == NO_DISK:
             self.count(Q_NO_BLOCK)
         else:
             self.mend(q)
 
-    cdef void check_result(self, const uint8_t *head, const uint8_t *data, uint64_t job_id, uint64_t length) noexcept nogil:
+    cdef void check_result(self, const uint8_t *text, uint64_t job_id, uint64_t length) noexcept nogil:
         cdef uint32_t token = 0
-        memcpy(&token, head, 4)
-        if token != <uint32_t> job_id:
+        memcpy(&token, text, 4)
+        if token != <uint32_t> job_id or (
+            text[4] == 0 and not bytes_agree(text + RESULT_HEAD, job_id + 1, length - RESULT_HEAD)
+        ):
             self.fault()
-        elif head[4] == 0:
-            self.count(Q_ANSWERED)
-            if not bytes_agree(data, job_id + 1, length - RESULT_HEAD):
-                self.fault()
-        else:
-            self.count(Q_TOLD)
 
-    cdef bint collect(self, Queue *q, Client *client) noexcept nogil:
+    cdef void keep(self, Queue *q, uint64_t index, uint64_t mine, bint is_first, uint64_t *random) noexcept nogil:
+        """As keep of _queue.pxi."""
+        if not is_first:
+            job_free_if(q, index, mine)
+            return
+        kept_settle(q, index, mine)
+        self.count(Q_KEPT)
+        if next_random(random) & 15 == 0:
+            # stopped here, while others free the cell, and use it for another job
+            pause(5 * SOON_NS)
+
+    cdef bint collect(self, Queue *q, Client *client, uint64_t *random) noexcept nogil:
         """As collect of _queue.pxi. False: nothing is there."""
         cdef Ref ref
         cdef uint8_t text[LONGEST + RESULT_HEAD + 1]
         cdef JobCell *cell
         cdef uint64_t length, job_id, collected, token
+        cdef bint is_first
+        cdef bint is_kept = False
         cdef const uint8_t *data
         cdef Code code = queue_next_result(q, &client.inbox.box, &ref)
         if code == CORRUPT:
@@ -264,30 +355,40 @@ cdef class QueueWorld(World):
         )
         if data == NULL or length < RESULT_HEAD or length > LONGEST + RESULT_HEAD:
             length = 0
+        token = <uint32_t> job_id
+        is_first = token < TOKENS and client.state[token] == 1
         if is_letter(ref.word):
             copy_unowned(text, data, length)
             if not letter_told(q, ref.cell, ref.word):
                 return True
             refs_pass(&client.inbox.box.refs, &ref)
         else:
-            collected = word_pack(word_version(ref.word), COLLECTED, q.owner)
+            is_kept = load_relaxed_u32(&cell.keep_s) != 0
+            collected = word_pack(word_version(ref.word), KEPT if is_kept else COLLECTED, q.owner)
             # C9: as in _queue.pxi
             if not cas_seq_cst_u64(cell_word(&q.cells, ref.cell), ref.word, collected):
                 return True
             memcpy(text, data, length)
-            job_free_if(q, ref.cell, collected)
+            if not is_kept:
+                job_free_if(q, ref.cell, collected)
+            else:
+                self.keep(q, ref.cell, collected, is_first, random)
             refs_pass(&client.inbox.box.refs, &ref)
             store_relaxed_u64(&q.hint, ref.cell)
-        token = <uint32_t> job_id
         if length == 0 or token >= TOKENS or client.state[token] == 0:
             # damaged, or nobody's
             self.fault()
-        elif client.state[token] == 2:
+        elif not is_first:
             self.count(Q_DROPPED)
         else:
             client.state[token] = 2
             client.held -= 1
-            self.check_result(text, text + RESULT_HEAD, job_id, length)
+            self.check_result(text, job_id, length)
+            self.count(Q_ANSWERED if text[4] == 0 else Q_TOLD)
+            if is_kept and lasts(job_id):
+                # nobody else forgets it, and it does not expire
+                if not self.read_kept(q, job_id, ref.cell, random) or queue_forget(q, job_id) == 0:
+                    self.fault()
         return True
 
     cdef void cancel_one(self, Queue *q, Client *client, uint64_t *random) noexcept nogil:
@@ -295,13 +396,17 @@ cdef class QueueWorld(World):
         if client.token == 0:
             return
         token = client.token - 1 - next_random(random) % (client.token if client.token < FEW else FEW)
-        if queue_cancel(q, q.client << 32 | token) and client.state[token] == 1:
-            client.state[token] = 2
-            client.held -= 1
-            self.count(Q_CANCELLED)
+        if queue_cancel(q, q.client << 32 | token):
+            if client.state[token] == 1:
+                client.state[token] = 2
+                client.held -= 1
+                self.count(Q_CANCELLED)
+        elif queue_cancel_running(q, q.client << 32 | token) == OK:
+            # that is its result
+            self.count(Q_ENDED)
 
     def serve(self, uint64_t seed):
-        """A client: submits, collects, cancels; at the end every job that was accepted must have its result."""
+        """A client: submits, collects, keeps, cancels; at the end every job that was accepted must have its result."""
         cdef Queue q
         cdef Holder me
         cdef Client client
@@ -316,13 +421,13 @@ cdef class QueueWorld(World):
             while self.goes_on() and client.token < TOKENS:
                 if client.held < FEW:
                     self.submit_one(&q, &client, &seed)
-                elif not self.collect(&q, &client):
+                elif not self.collect(&q, &client, &seed):
                     self.sleep(&client.inbox.box.lines.items, inbox_has_results, &client.inbox)
                 if next_random(&seed) & 63 == 0:
                     self.cancel_one(&q, &client, &seed)
             last = monotonic_ns() + LAST_MS * <int64_t> 1000000
             while client.held and monotonic_ns() < last:
-                if not self.collect(&q, &client):
+                if not self.collect(&q, &client, &seed):
                     self.sleep(&client.inbox.box.lines.items, inbox_has_results, &client.inbox)
             if client.held:
                 # a job was lost
@@ -331,12 +436,72 @@ cdef class QueueWorld(World):
             free(client.state)
             count_add(&self.submitting, -1)
 
+    # ---- readers of kept results ----
+
+    cdef bint read_kept(self, Queue *q, uint64_t job_id, uint64_t index, uint64_t *random) noexcept nogil:
+        """As one look of `result`, and read_kept, of _queue.pxi. False: it is not there to be read, or not any more."""
+        cdef uint8_t text[LONGEST + RESULT_HEAD + 1]
+        cdef JobCell *cell
+        cdef uint64_t length
+        cdef uint64_t word = 0
+        cdef const uint8_t *data
+        if queue_sight(q, job_id, &index, &word) != READABLE:
+            return False
+        cell = job_cell(q, index)
+        length = load_relaxed_u64(&cell.result_length)
+        data = kept_frame(q, index, word, length)
+        if next_random(random) & 63 == 0:
+            # stopped here, while others go on with the cell
+            pause(SOON_NS)
+        if data == NULL or length < RESULT_HEAD or length > LONGEST + RESULT_HEAD:
+            data = NULL
+        else:
+            copy_unowned(text, data, length)
+        # F1: as in _queue.pxi
+        fence_seq_cst()
+        if LOOKS_AGAIN and load_acquire_u64(cell_word(&q.cells, index)) != word:
+            self.count(Q_MOVED)
+            return False
+        if q.is_durable and (word_state(word) == DONE or (word_state(word) == KEPT and word_owner(word))):
+            cell_synced(q, index)
+        if data == NULL:
+            self.fault()
+        else:
+            self.check_result(text, job_id, length)
+            self.count(Q_READ)
+        return True
+
+    def read_and_forget(self, uint64_t seed):
+        """Read what any cell says to be kept; forget some of it, and now and then free it as if its time had passed."""
+        cdef Queue q
+        cdef Holder me
+        cdef uint64_t i, job_id, how
+        cdef int _n
+        with nogil:
+            if not self.sit_down(&q, &me):
+                self.fault()
+            while count_get(&self.submitting):
+                for _n in range(4):
+                    how = next_random(&seed)
+                    i = (how >> 8) % q.cells.count
+                    job_id = load_relaxed_u64(&job_cell(&q, i).job_id)
+                    self.read_kept(&q, job_id, i if how & 1 else q.cells.count, &seed)
+                    if how & 6 == 0 and not lasts(job_id):
+                        count_add(&self.counts[Q_FORGOTTEN], queue_forget(&q, job_id))
+                if next_random(&seed) & 31 == 0:
+                    q.shift_ns = LATER_S * <int64_t> 1000000000
+                    count_add(&self.counts[Q_EXPIRED], kept_free_expired(&q))
+                    q.shift_ns = 0
+                pause(50000)
+            self.stand_up(&q, &me, NULL)
+
     # ---- workers ----
 
     cdef void check_job(self, Queue *q, Ref *ref, uint64_t job_id) noexcept nogil:
         """Every byte of the job in hand, where it lies."""
         cdef JobCell *cell = job_cell(q, ref.cell)
         cdef uint64_t length = load_relaxed_u64(&cell.job_length)
+        cdef uint32_t closure_id = 0
         cdef uint32_t token = 0
         cdef const uint8_t *at = frame_at(
             q, job_area(q, ref.cell), q.job_bytes, length, load_relaxed_u64(&cell.job_block), ref.cell, word_version(ref.word)
@@ -344,9 +509,10 @@ cdef class QueueWorld(World):
         if at == NULL or length < JOB_HEADER:
             self.fault()
             return
-        memcpy(&token, at, 4)
+        memcpy(&closure_id, at, 4)
+        memcpy(&token, at + 4, 4)
         if (
-            token != <uint32_t> job_id or not bytes_agree(at + 4, job_id, JOB_HEADER - 4)
+            closure_id != closure_of(job_id) or token != <uint32_t> job_id or not bytes_agree(at + 8, job_id, JOB_HEADER - 8)
             or not bytes_agree(at + JOB_HEADER, job_id, length - JOB_HEADER)
         ):
             self.fault()
@@ -359,9 +525,15 @@ cdef class QueueWorld(World):
         self.count(Q_REFUSED)
         return False
 
-    cdef void answer(self, Queue *q, Ref *ref, uint64_t job_id, uint64_t *random) noexcept nogil:
-        """As reply of _queue.pxi."""
+    cdef void let_go(self, Queue *q, Ref *ref, Code code) noexcept nogil:
+        """After a claim was put aside with `code`."""
+        if code == LOST:
+            claim_lost(q, ref.cell, ref.word)
+
+    cdef void answer(self, Queue *q, Ref *ref, uint64_t job_id, uint8_t status, uint64_t *random) noexcept nogil:
+        """As reply and reply_in_pieces of _queue.pxi."""
         cdef uint8_t data[LONGEST]
+        cdef Piece pieces[PIECES]
         cdef Frame frame
         cdef Mailbox box
         cdef Code code
@@ -370,6 +542,7 @@ cdef class QueueWorld(World):
         frame.header_length = RESULT_HEAD
         memset(frame.header, 0, sizeof(frame.header))
         memcpy(frame.header, &token, 4)
+        frame.header[4] = status
         memcpy(frame.block_header, frame.header, RESULT_HEAD)
         frame.data_length = q.result_bytes - RESULT_HEAD
         if next_random(random) & 7 == 0:
@@ -381,9 +554,13 @@ cdef class QueueWorld(World):
         if not queue_mailbox(q, job_id >> 48, &box):
             self.fault()
             return
+        if next_random(random) & 3 == 0:
+            self.cut(&frame, pieces, random)
         code = queue_finish(q, &box, job_id, ref.cell, ref.word, &frame)
+        self.cut_ends(&frame, pieces)
         if code == NO_BLOCK or code == NO_DISK:
             self.count(Q_NO_BLOCK)
+            frame.data = data
             frame.data_length = 8
             code = queue_finish(q, &box, job_id, ref.cell, ref.word, &frame)
         if code == LOST:
@@ -394,27 +571,75 @@ cdef class QueueWorld(World):
         else:
             self.mend(q)
 
-    cdef bint claim(self, Queue *q, Ref *ref) noexcept nogil:
-        """As take of _queue.pxi, with a new look each time."""
-        cdef Look look
-        cdef Code code
-        look.shown.count = look.strangers.count = look.next = 0
-        look.next_ns = 0
-        look.rings_turn = False
-        look.knows_all = True
-        code = queue_take_any(q, &look, ref)
-        if code == CORRUPT:
-            self.mend(q)
-        return code == OK
-
-    cdef bint work_once(self, Queue *q, uint64_t *random) noexcept nogil:
+    cdef void answer_strangers(self, Queue *q, Look *look, uint64_t *random) noexcept nogil:
+        """As answer_strangers of _queue.pxi."""
+        cdef ParkedJob job
         cdef Ref ref
         cdef uint64_t job_id
+        while look.strangers.count:
+            look.strangers.count -= 1
+            job = look.strangers.jobs[look.strangers.count]
+            ref.cell = job.cell
+            ref.word = word_pack(word_version(job.word), TAKEN, q.owner)
+            # C7: as in _queue.pxi
+            if not cas_seq_cst_u64(cell_word(&q.cells, job.cell), job.word, ref.word):
+                continue
+            job_id = load_relaxed_u64(&job_cell(q, ref.cell).job_id)
+            self.check_job(q, &ref, job_id)
+            if closure_of(job_id) != NOBODY_RUNS:
+                self.fault()
+            self.answer(q, &ref, job_id, 1, random)
+            self.count(Q_STRANGERS)
+
+    cdef void begin_looking(self, Look *look, int kind) noexcept nogil:
+        """`kind`: 0 runs everything, 1 and 2 what `runs` says."""
+        memset(look, 0, sizeof(look[0]))
+        look.knows_all = kind == 0
+        look.unknown_after_ns = UNKNOWN_NS
+        look.live.first = self.live
+        look.live.count = 3
+        if kind:
+            look.known.first = self.runs[kind - 1]
+            look.known.count = 2
+
+    cdef Code claim(self, Queue *q, Look *look, Ref *ref, uint64_t *random) noexcept nogil:
+        """As claim and take_any of _queue.pxi. EMPTY: nothing is there; LOST: what was there was put aside."""
+        cdef JobCell *cell
+        cdef uint64_t job_id
         cdef Code code
-        if not self.claim(q, &ref):
-            return False
-        job_id = load_relaxed_u64(&job_cell(q, ref.cell).job_id)
-        self.check_job(q, &ref, job_id)
+        if next_random(random) & 1:
+            # as _set_known: look at once
+            private_set(&q.unknown_look_ns, 0)
+        code = queue_take_any(q, look, ref)
+        while code == EMPTY and look.strangers.count:
+            self.answer_strangers(q, look, random)
+            code = queue_take(q, ref)
+        if code == CORRUPT:
+            self.mend(q)
+        if code != OK:
+            return EMPTY
+        cell = job_cell(q, ref.cell)
+        job_id = load_relaxed_u64(&cell.job_id)
+        self.check_job(q, ref, job_id)
+        if not look.knows_all and not ids_have(&look.known, closure_of(job_id)):
+            self.let_go(q, ref, queue_park(q, ref.cell, ref.word, 0, False))
+            self.count(Q_UNKNOWN)
+            return LOST
+        if job_has_to_rest(cell):
+            self.let_go(q, ref, queue_rest(q, ref.cell, ref.word, next_random(random)))
+            self.count(Q_RESTED)
+            return LOST
+        return OK
+
+    cdef bint work_once(self, Queue *q, Look *look, uint64_t *random) noexcept nogil:
+        cdef Ref ref
+        cdef JobCell *cell
+        cdef uint64_t job_id
+        cdef Code code = self.claim(q, look, &ref, random)
+        if code != OK:
+            return code == LOST
+        cell = job_cell(q, ref.cell)
+        job_id = load_relaxed_u64(&cell.job_id)
         if next_random(random) & 15 == 0:
             code = queue_put_back(q, ref.cell, ref.word)
             if code == LOST:
@@ -425,29 +650,34 @@ cdef class QueueWorld(World):
             return True
         if next_random(random) & 15 == 1:
             # now and then as one that does not know it
-            if queue_park(
+            self.let_go(q, &ref, queue_park(
                 q, ref.cell, ref.word, due_now(q) + next_random(random) % SOON_NS if next_random(random) & 3 else 0, False
-            ) == LOST:
-                claim_lost(q, ref.cell, ref.word)
+            ))
             self.count(Q_PARKED)
             return True
         if not self.still_held(q, &ref):
             return True
-        job_start(q, job_cell(q, ref.cell), ref.word)
+        job_start(q, cell, ref.word)
+        if next_random(random) & 7 == 0 and load_relaxed_u16(&cell.attempts) < load_relaxed_u16(&cell.max_attempts):
+            self.let_go(q, &ref, queue_retry(q, ref.cell, ref.word, next_random(random)))
+            self.count(Q_RETRIED)
+            return True
         if next_random(random) & 31 == 0:
             # long enough to be fenced; where it has a timeout, to be overdue
-            pause(5 * SOON_NS if job_cell(q, ref.cell).timeout_ms else 200000)
+            pause(5 * SOON_NS if cell.timeout_ms else 200000)
         self.check_job(q, &ref, job_id)
-        self.answer(q, &ref, job_id, random)
+        self.answer(q, &ref, job_id, 0, random)
         return True
 
-    def work(self, uint64_t seed, bint watches=False):
+    def work(self, uint64_t seed, int kind=0, bint watches=False):
         """A worker, until all clients have ended; one that `watches` has the timer look as every process's does."""
         cdef Queue q
         cdef Holder me
+        cdef Look look
         cdef Watch watch
         with nogil:
             memset(&watch, 0, sizeof(watch))
+            self.begin_looking(&look, kind)
             if not self.sit_down(&q, &me):
                 self.fault()
             if watches:
@@ -459,7 +689,7 @@ cdef class QueueWorld(World):
                 watch.leader = self.leader
                 registration_look(&me.kept, queue_watch, &watch)
             while count_get(&self.submitting):
-                if not self.work_once(&q, &seed):
+                if not self.work_once(&q, &look, &seed):
                     self.sleep(&q.lines.items, queue_has_jobs, &q)
             if watches:
                 registration_look(&me.kept, NULL, NULL)
@@ -470,12 +700,14 @@ cdef class QueueWorld(World):
     cdef void live_briefly(self, Queue *q, uint64_t *random) noexcept nogil:
         """Stop half-way through a call."""
         cdef Ref ref
+        cdef Look look
         cdef Mailbox box
         cdef uint64_t index, word, ref_of_block
         cdef uint64_t how = next_random(random) % 8
         cdef int _n
+        self.begin_looking(&look, 0)
         for _n in range(next_random(random) & 3):
-            self.work_once(q, random)
+            self.work_once(q, &look, random)
         if how == 0:
             # submit, before READY, its block not linked yet
             cells_acquire(&q.cells, q.reserve, &q.hint, q.owner, &index, &word)
@@ -485,17 +717,19 @@ cdef class QueueWorld(World):
             for _n in range(3):
                 self.submit(q, q.client << 32 | <uint64_t> _n, random)
         elif how == 2:
-            # collect, before the cell is freed
+            # collect, before the cell is freed or the result's time is there
             self.submit(q, q.client << 32 | 1, random)
             queue_mailbox(q, q.owner, &box)
             for _n in range(20):
                 if queue_next_result(q, &box, &ref) == OK:
                     if word_state(ref.word) == DONE:
-                        word = word_pack(word_version(ref.word), COLLECTED, q.owner)
+                        word = word_pack(
+                            word_version(ref.word), KEPT if load_relaxed_u32(&job_cell(q, ref.cell).keep_s) else COLLECTED, q.owner
+                        )
                         cas_seq_cst_u64(cell_word(&q.cells, ref.cell), ref.word, word)
                     break
-                self.work_once(q, random)
-        elif self.claim(q, &ref):
+                self.work_once(q, &look, random)
+        elif self.claim(q, &look, &ref, random) == OK:
             # 3: claim, after the CAS
             if how > 3:
                 job_start(q, job_cell(q, ref.cell), ref.word)
@@ -539,6 +773,25 @@ cdef class QueueWorld(World):
                 if queue_rescue(q, slot, status, code) == 1:
                     self.count(Q_RESCUED)
 
+    cdef void rescue_in_its_name(self, Queue *q) noexcept nogil:
+        """As make_room of _queue.pxi: of one who is dead, whose byte is locked meanwhile."""
+        cdef Queue other = q[0]
+        cdef registration kept
+        cdef uint64_t slot, status
+        for slot in range(q.records.count):
+            if slot + 1 == q.owner or not is_dead(&q.records, q.table_fd, q.lock_base, slot, &status):
+                continue
+            if registration_lock(&kept, q.table_fd, q.lock_base + <int64_t> slot) != 0:
+                continue
+            if death_of_mine(&q.records, slot, &status):
+                other.owner = slot + 1
+                other.block_owner = status_incarnation(status) << 16 | (slot + 1)
+                if queue_rescue(&other, slot, status, UNKNOWN_CAUSE) == 1:
+                    self.count(Q_RESCUED)
+            death_comes(self.lock_base + <int64_t> slot)
+            registration_end(&kept)
+            return
+
     def look_after(self, uint64_t seed):
         """Rescue the dead; now and then call for a repair that nothing is the reason of."""
         cdef Queue q
@@ -549,7 +802,10 @@ cdef class QueueWorld(World):
                 self.fault()
             while count_get(&self.submitting):
                 how = next_random(&seed)
-                self.rescue(&q, UNKNOWN_CAUSE if how & 1 else -9)
+                if how & 6 == 0:
+                    self.rescue_in_its_name(&q)
+                else:
+                    self.rescue(&q, UNKNOWN_CAUSE if how & 1 else -9)
                 if how & 0xFF0 == 0x10:
                     refs_call_for_repair(&q.submit[how % LEVELS] if how & 8 else &q.back[how % LEVELS])
                     self.mend(&q)
@@ -592,23 +848,29 @@ cdef class QueueWorld(World):
             self.stand_up(&q, &me, NULL)
 
     def finish(self, uint64_t seed):
-        """After all threads: rescue, mend, run what is left; then every cell, record and block must be free."""
+        """After all threads: rescue, mend, run what is left, free what is kept; then all cells, records and blocks must be free."""
         cdef Queue q
         cdef Holder me
+        cdef Look look
         cdef uint64_t i, word
         cdef uint32_t c
         with nogil:
             if not self.sit_down(&q, &me):
                 self.fault()
+            self.begin_looking(&look, 0)
             for i in range(2):
+                q.shift_ns = LATER_S * <int64_t> 1000000000
                 self.rescue(&q, -9)
                 self.mend(&q)
-                while self.work_once(&q, &seed):
+                while self.work_once(&q, &look, &seed):
                     pass
                 for i in range(q.cells.count):
                     word = load_acquire_u64(cell_word(&q.cells, i))
                     if word_state(word) == DEAD:
                         queue_drop_letter(&q, job_cell(&q, i).job_id)
+                # later than what has been kept just now
+                q.shift_ns = 2 * LAST_S * <int64_t> 1000000000
+                kept_free_expired(&q)
             self.stand_up(&q, &me, NULL)
             for i in range(q.cells.count):
                 if word_state(load_acquire_u64(cell_word(&q.cells, i))) != FREE:

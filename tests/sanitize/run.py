@@ -55,6 +55,7 @@ KINDS = {
             "FAULT_STORE_RELEASE": ("ring-64", "data race"),
             "FAULT_CAS_SEQ_CST": ("ring-64", "data race"),
             "FAULT_CAS_ACQ_REL": ("queue-16", "data race"),
+            "FAULT_KEPT": ("queue-16", "data race"),
             "FAULT_FETCH_ADD": ("adaptive", "data race"),
         },
     ),
@@ -64,6 +65,9 @@ KINDS = {
         ADDRESS,
         {
             "FAULT_READ_PAST": ("ring-64", "use-after-poison"),
+            "FAULT_PIECE": ("queue-16", "heap-buffer-overflow"),
+            # its bytes agree with no job
+            "FAULT_SECOND_LOOK": ("queue-16", '"world": "queue-16"'),
             "FAULT_SHIFT": ("ring-64", "shift exponent 64 is too large"),
         },
     ),

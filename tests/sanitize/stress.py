@@ -187,7 +187,7 @@ def table(folder, seconds, slots=4):
 
 def queue(folder, seconds, cells, durability="process", arena_bytes=2**16):
     # gaps behind the areas of each cell, for AddressSanitizer
-    geometry = {"cells": cells, "job_bytes": 121, "result_bytes": 131, "participants": 12, "arena_bytes": arena_bytes}
+    geometry = {"cells": cells, "job_bytes": 121, "result_bytes": 131, "participants": 16, "arena_bytes": arena_bytes}
     directory = os.path.join(folder, f"queue-{cells}")
     JobQueue.create(directory, durability=durability, **geometry).close()
     geometry |= {"quota": cells, "reserve": reserve_of(cells), "durability": durability}
@@ -206,8 +206,10 @@ def queue(folder, seconds, cells, durability="process", arena_bytes=2**16):
             seconds,
             (world.serve, 31),
             (world.serve, 32),
-            (world.work, 33, True),
-            (world.work, 34, True),
+            (world.work, 33, 1, True),
+            (world.work, 34, 2, True),
+            (world.read_and_forget, 39),
+            (world.read_and_forget, 40),
             (world.die_again_and_again, 35),
             (world.look_after, 36),
             (world.fence, 37),
