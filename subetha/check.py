@@ -329,7 +329,8 @@ class _Look:
             if keep_s == 0:
                 yield Fault("kept", f"cell {cell}", "KEPT, and no result of its job was to be kept", (word,))
             elif due > now + (keep_s + CLOCK_SLACK_S) * 10**9:
-                text = f"KEPT for {keep_s} s, and expires only in {(due - now) // 10**9} s"
+                # nothing of the time of this look: the second one is to find the same
+                text = f"KEPT for {keep_s} s, and expires only {due // 10**9} s after 1970"
                 yield Fault("kept", f"cell {cell}", text, (word, due))
 
     def _waiting(self, cells: "_Cells", rings: dict[tuple[str, int], _Seen]) -> Iterator[Fault]:
