@@ -234,9 +234,7 @@ class JobFuture(FutureState, Future[T], Generic[T]):
             where the job ended otherwise.
         """
         try:
-            if self._state == PENDING:
-                self._client.wait_for(self, timeout)
-            value, raised = self._outcome() if self._state == FINISHED else self._finished(timeout)
+            value, raised = self._finished(timeout)
             if raised is not None:
                 raise raised
             return value  # type: ignore[no-any-return]
@@ -251,11 +249,11 @@ class JobFuture(FutureState, Future[T], Generic[T]):
     def _finished(self, timeout: float | None) -> Outcome:
         if self._state == PENDING:
             self._client.wait_for(self, timeout)
+        if self._state == FINISHED:
+            return self._outcome()
         if self._state == CANCELLED_AND_NOTIFIED:
             raise CancelledError
-        if self._state != FINISHED:
-            raise FutureTimeout(f"job {self.job_id} is not done after {timeout} s")
-        return self._outcome()
+        raise FutureTimeout(f"job {self.job_id} is not done after {timeout} s")
 
     def add_done_callback(self, fn: Callable[["JobFuture[T]"], object]) -> None:
         """Call ``fn(self)`` when the job is done or cancelled; at once where it is. What it raises is logged."""

@@ -714,6 +714,23 @@ class TestWaiting:
         gate.open()
         assert future.result(WAIT_S) == "gone on"
 
+    @pytest.mark.parametrize(
+        "ask", [futures.JobFuture.result, futures.JobFuture.exception], ids=["result", "exception"]
+    )
+    def test_it_waits_once_for_a_result_that_is_not_there_in_time(self, one, gate, monkeypatch, ask):
+        future = one.submit(gate.job())
+        waits = []
+        original = one._client.wait_for
+        monkeypatch.setattr(
+            one._client, "wait_for", lambda waited, timeout: waits.append(timeout) or original(waited, timeout)
+        )
+        with pytest.raises(TimeoutError):
+            ask(future, 0.01)
+        assert waits == [0.01]
+        gate.wait()
+        gate.open()
+        assert future.result(WAIT_S) == "gone on"
+
     def test_threads_that_wait_for_different_jobs_get_each_its_own(self, two):
         def ask(n):
             results[n] = two.submit(abs, -n).result(WAIT_S)
