@@ -81,7 +81,8 @@ class RoundTrip(InTurns):
         if len(cpus) < 3:
             reasons["far"] = f"there are {len(cpus)} processors only"
         measured = {place: cpus for place, cpus in places.items() if place not in reasons}
-        figures = in_turns([PEERS], lambda peer: self._begin(peer, measured))
+        # one after the other, since those who poll burn a processor in others' turns, too
+        figures = in_turns([PEERS], lambda peer: self._begin(peer, measured), together=str)
         return unfolded(figures, self.PLACES, lambda _, place: reasons.get(place))
 
     setup_cache.timeout = 1800
@@ -166,7 +167,8 @@ class Throughput(InTurns):
     param_names = ["peer"]
 
     def setup_cache(self):
-        return in_turns(self.params, self._begin)
+        # as in RoundTrip
+        return in_turns(self.params, self._begin, together=str)
 
     setup_cache.timeout = 900
 
