@@ -6,6 +6,7 @@ python table.py --kept      writes it from the results that asv has kept last
 
 import argparse
 import json
+import platform
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -170,7 +171,6 @@ class Results:
             raise FileNotFoundError(f"{folder}: asv has kept no results there")
         found = json.loads(kept[-1].read_text())
         self.commit = found["commit_hash"]
-        self.python = found["python"]
         self.machine = json.loads((kept[-1].parent / "machine.json").read_text())
         self.benchmarks = json.loads((folder / "benchmarks.json").read_text())
         self._found = {
@@ -260,9 +260,10 @@ def table(results: Results | None) -> str:
         lines.append("Not measured yet.")
     else:
         machine = results.machine
+        system = machine["os"].partition("-")[0]
         lines.append(
-            f"Commit {results.commit[:12]}, CPython {results.python}, {machine['os']}; {machine['num_cpu']} x {machine['cpu']}, "
-            f"{int(machine['ram']) // 2**20} GiB of memory."
+            f"Commit {results.commit[:12]}, CPython {platform.python_version()}, {system}; "
+            f"{machine['num_cpu']} x {machine['cpu']}, {int(machine['ram']) // 2**30} GiB of memory."
         )
     lines += ["", "| what | aim | Subetha | best peer | benchmark |", "|---|---|---|---|---|"]
     for row in ROWS:
