@@ -21,7 +21,7 @@ import pytest
 HERE = Path(__file__).parent
 # one for each core: with two tests at a time each has one
 SERVERS = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2
-OTHERS = os.environ.get("SUBETHA_KILL_POINTS", "4")
+OTHERS = os.environ.get("SUBETHA_KILL_POINTS", "2")
 ANSWER_S = 75
 
 
