@@ -2005,6 +2005,7 @@ cdef inline WholeBytes new_whole(bytes value):
 
 
 @cython.final
+@cython.no_gc_clear
 cdef class MappedPayload:
     """A job's bytes in a mapping of their own, read-only; a buffer. Not made directly: `JobClaim.map_payload`."""
 

@@ -37,6 +37,7 @@ cdef class OrdinaryJobs:
         self.table = table
         if table is not None:
             # checked once for all jobs
+            table.refuse_readonly()
             table.record(slot)
             self.slot = slot
         self.most = most
@@ -91,7 +92,7 @@ cdef class OrdinaryJobs:
         """Let a `run` that waits for a job look whether it is to stop. From any thread, and from a signal's handler."""
         self.queue.count_in()
         try:
-            if not private_get(&self.queue.is_closed):
+            if not private_get(&self.queue.is_closed) and not self.queue.is_readonly:
                 wake_some(&self.queue.queue.lines.items, 0x7FFFFFFF)
         finally:
             self.queue.leave()

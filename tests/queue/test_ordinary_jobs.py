@@ -8,7 +8,7 @@ import zlib
 import pytest
 
 from subetha import JobQueue, Pass, WorkerLoop, scheduler
-from subetha.errors import Empty, ExecutionError, HeartbeatError
+from subetha.errors import Empty, ExecutionError, HeartbeatError, TransportError
 from subetha.pass_registry import PassRegistry
 
 WAIT_S = 60
@@ -149,6 +149,15 @@ def test_a_handler_sees_its_claim(tmp_path, registry):
 def test_a_slot_that_nobody_has_is_refused(tmp_path, registry):
     with JobQueue.create(tmp_path / "queue", 64) as queue, pytest.raises(HeartbeatError, match="not registered"):
         WorkerLoop(queue.submit_side, registry=registry, table=queue.heartbeat, slot=queue.slot + 1)
+
+
+def test_what_was_opened_for_looking_only_is_refused_or_left_alone(tmp_path, registry):
+    with JobQueue.create(tmp_path / "queue", 64) as queue, JobQueue.open(tmp_path / "queue", readonly=True) as looking:
+        with pytest.raises(TransportError, match="read-only"):
+            WorkerLoop(queue.submit_side, registry=registry, table=looking.heartbeat, slot=queue.slot)
+        loop = WorkerLoop(looking.submit_side, registry=registry)
+        loop.stop()
+        loop.run()
 
 
 def test_a_stop_ends_the_wait_for_a_job(tmp_path, registry, monkeypatch):

@@ -1,6 +1,7 @@
 """Long jobs and results that are not copied on their way: handed in in pieces, read where they lie, answered in pieces."""
 
 import contextlib
+import gc
 import itertools
 import os
 import warnings
@@ -88,6 +89,19 @@ def test_a_mapped_payload_is_the_frame_and_cannot_be_written_to(make):
     assert mapped.keep() is False
     claim.ack()
     assert len(bytes(mapped)) == len(mapped), "the mapping lives as long as its object"
+
+
+def test_a_mapping_may_go_with_a_garbage_cycle(make):
+    queue = make()
+    queue.submit(Pass(7, bytes(LONG)))
+    claim = queue.claim(WAIT_S)
+    cycle = [claim.map_payload()]
+    cycle.append(cycle)
+    claim.ack()
+    del claim, cycle
+    gc.collect()
+    queue.submit(Pass(7, b"still here"))
+    queue.claim(WAIT_S).ack()
 
 
 def test_what_lies_in_the_cell_is_not_mapped(make):
